@@ -1,0 +1,55 @@
+# Every third-party library, found once, here. Nothing is downloaded at configure time.
+find_package(Threads REQUIRED)
+find_package(PkgConfig REQUIRED)
+find_package(GTest REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(yaml-cpp REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(ZLIB REQUIRED)
+pkg_check_modules(LIBURING REQUIRED IMPORTED_TARGET liburing)
+pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
+pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd)
+pkg_check_modules(HWLOC REQUIRED IMPORTED_TARGET hwloc)
+if(TERRACE_BENCHMARKS)
+  find_package(benchmark REQUIRED)
+endif()
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+endif()
+find_program(MOLD_PROGRAM mold)
+if(MOLD_PROGRAM AND NOT TERRACE_FUZZ)
+  add_link_options(-fuse-ld=mold)
+endif()
+
+# oneDNN (Debian libdnnl-dev). Its headers never meet torch's own copy: only targets without torch link it.
+find_library(DNNL_LIBRARY dnnl REQUIRED)
+find_path(DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.h REQUIRED)
+add_library(terrace_dnnl INTERFACE)
+target_link_libraries(terrace_dnnl INTERFACE ${DNNL_LIBRARY})
+target_include_directories(terrace_dnnl SYSTEM INTERFACE ${DNNL_INCLUDE_DIR})
+
+# PyTorch's C++ library, as imported targets made from the folder of the installed package, so that a
+# CUDA wheel builds on a machine without a CUDA toolkit too (its CMake package would ask for one).
+if(TERRACE_WITH_TORCH)
+  if(NOT TERRACE_TORCH_DIR)
+    file(GLOB _torch_dirs ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
+    list(LENGTH _torch_dirs _torch_count)
+    if(_torch_count EQUAL 1)
+      set(TERRACE_TORCH_DIR ${_torch_dirs} CACHE PATH "" FORCE)
+    endif()
+  endif()
+  if(NOT EXISTS "${TERRACE_TORCH_DIR}/include/ATen/ATen.h")
+    message(FATAL_ERROR "No PyTorch found. Run scripts/setup, or pass -DTERRACE_TORCH_DIR=<site-packages>/torch "
+      "of your own installation, or -DTERRACE_WITH_TORCH=OFF for the layers that need none.")
+  endif()
+  add_library(terrace_torch INTERFACE)
+  target_include_directories(terrace_torch SYSTEM INTERFACE
+    ${TERRACE_TORCH_DIR}/include ${TERRACE_TORCH_DIR}/include/torch/csrc/api/include)
+  target_link_libraries(terrace_torch INTERFACE
+    ${TERRACE_TORCH_DIR}/lib/libtorch_cpu.so ${TERRACE_TORCH_DIR}/lib/libc10.so)
+  target_link_options(terrace_torch INTERFACE -Wl,-rpath,${TERRACE_TORCH_DIR}/lib)
+endif()

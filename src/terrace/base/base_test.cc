@@ -1,0 +1,101 @@
+#include <atomic>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "terrace/base/channel.h"
+#include "terrace/base/ids.h"
+#include "terrace/base/memory.h"
+#include "terrace/base/rng.h"
+#include "terrace/base/status.h"
+#include "terrace/base/thread.h"
+#include "terrace/base/units.h"
+
+namespace terrace {
+namespace {
+
+TEST(Ids, MixKeyIsABijectionWithItsInverse) {
+  Rng rng(1);
+  for (int i = 0; i < 100000; ++i) {
+    const Key key = rng.Next();
+    ASSERT_EQ(UnmixKey(MixKey(key)), key);
+  }
+  EXPECT_EQ(UnmixKey(MixKey(0)), 0u);
+  EXPECT_EQ(UnmixKey(MixKey(~Key{0})), ~Key{0});
+}
+
+TEST(Ids, ShardsAreBalanced) {
+  std::uint64_t counts[3] = {};
+  for (Key key = 0; key < 300000; ++key) ++counts[ShardOfHash(MixKey(key), 3)];
+  for (std::uint64_t count : counts) EXPECT_NEAR(static_cast<double>(count), 100000, 2000);
+}
+
+TEST(Units, BytesReadAndWritten) {
+  EXPECT_EQ(ParseBytes("2GiB"), std::uint64_t{2} << 30);
+  EXPECT_EQ(ParseBytes("1.5 KB"), 1500u);
+  EXPECT_EQ(ParseBytes("320mib"), std::uint64_t{320} << 20);
+  EXPECT_EQ(ParseBytes("17"), 17u);
+  EXPECT_EQ(ParseBytes("2 giraffes"), std::nullopt);
+  EXPECT_EQ(ParseBytes("-1"), std::nullopt);
+  EXPECT_EQ(ParseBytes(""), std::nullopt);
+  EXPECT_EQ(ParseBytes("1e30"), std::nullopt);
+  EXPECT_EQ(FormatBytes(std::uint64_t{2} << 30), "2.00 GiB");
+  EXPECT_EQ(FormatCount(1234567), "1,234,567");
+}
+
+TEST(Channel, DeliversInOrderAndEnds) {
+  Channel<int> channel(2);
+  Thread sender("sender", ThreadPriority::kNormal, [&] {
+    for (int i = 0; i < 1000; ++i) TERRACE_CHECK(channel.Send(i).ok());
+    channel.Close();
+  });
+  for (int i = 0; i < 1000; ++i) {
+    auto item = channel.Receive();
+    ASSERT_TRUE(item.ok());
+    ASSERT_EQ(**item, i);
+  }
+  auto end = channel.Receive();
+  ASSERT_TRUE(end.ok());
+  EXPECT_FALSE(end->has_value());
+  sender.Join();
+}
+
+TEST(Channel, AbortWakesBothSidesWithTheFirstCause) {
+  Channel<int> channel(1);
+  ASSERT_TRUE(channel.Send(1).ok());
+  Status sent;
+  Thread sender("sender", ThreadPriority::kNormal, [&] { sent = channel.Send(2); });
+  channel.Abort(IoError("disk"));
+  channel.Abort(AbortedError("later"));
+  sender.Join();
+  EXPECT_EQ(sent.code(), StatusCode::kIo);
+  EXPECT_EQ(channel.Receive().status().code(), StatusCode::kIo);
+}
+
+TEST(WorkerGroup, RunsEveryWorkerEachRound) {
+  for (int size : {1, 2, 5}) {
+    WorkerGroup group("worker", size);
+    std::atomic<int> sum{0};
+    for (int round = 0; round < 100; ++round) group.Run([&](int worker) { sum += worker + 1; });
+    EXPECT_EQ(sum, 100 * size * (size + 1) / 2);
+  }
+}
+
+TEST(HugeBuffer, IsZeroedAlignedAndMovable) {
+  auto buffer = HugeBuffer::Allocate(3 << 20);
+  ASSERT_TRUE(buffer.ok());
+  EXPECT_EQ(buffer->size(), std::uint64_t{4} << 20);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer->data()) % kHugePageBytes, 0u);
+  EXPECT_EQ(buffer->data()[buffer->size() - 1], std::byte{0});
+  HugeBuffer moved = std::move(*buffer);
+  EXPECT_NE(moved.data(), nullptr);
+  EXPECT_FALSE(HugeBuffer::Allocate(std::uint64_t{1} << 60).ok());
+}
+
+TEST(Status, ContextStandsBeforeTheCause) {
+  const Status status = CorruptionError("bad checksum at 17").WithContext("opening shard 3");
+  EXPECT_EQ(status.ToString(), "corruption: opening shard 3: bad checksum at 17");
+}
+
+}  // namespace
+}  // namespace terrace

@@ -1,0 +1,61 @@
+#include "terrace/base/log.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <string>
+
+#include "terrace/base/mutex.h"
+
+namespace terrace {
+namespace {
+
+std::atomic<LogLevel> g_level{LogLevel::kInfo};
+Mutex g_mu;
+bool g_progress_stands TERRACE_GUARDED_BY(g_mu) = false;
+
+const char* Prefix(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return "debug: ";
+    case LogLevel::kInfo:
+      return "";
+    case LogLevel::kWarning:
+      return "warning: ";
+    case LogLevel::kError:
+      return "error: ";
+  }
+  return "";
+}
+
+}  // namespace
+
+void SetLogLevel(LogLevel level) { g_level.store(level, std::memory_order_relaxed); }
+LogLevel GetLogLevel() { return g_level.load(std::memory_order_relaxed); }
+
+void LogText(LogLevel level, std::string_view message) {
+  if (level < GetLogLevel()) return;
+  MutexLock lock(&g_mu);
+  std::string text = g_progress_stands ? "\r\x1b[K" : "";
+  g_progress_stands = false;
+  text += Prefix(level);
+  text += message;
+  text += '\n';
+  std::fwrite(text.data(), 1, text.size(), stderr);
+}
+
+void SetProgressLine(std::string_view line) {
+  static const bool terminal = isatty(STDERR_FILENO) == 1;
+  if (GetLogLevel() > LogLevel::kInfo) return;
+  MutexLock lock(&g_mu);
+  if (!terminal && line.empty()) return;
+  std::string text = terminal && g_progress_stands ? "\r\x1b[K" : "";
+  text += line;
+  if (!terminal) text += '\n';
+  g_progress_stands = terminal && !line.empty();
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  std::fflush(stderr);
+}
+
+}  // namespace terrace

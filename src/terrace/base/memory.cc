@@ -1,0 +1,84 @@
+#include "terrace/base/memory.h"
+
+#include <malloc.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace terrace {
+
+Result<HugeBuffer> HugeBuffer::Allocate(std::uint64_t bytes) {
+  const bool huge = bytes >= kHugePageBytes;
+  const std::uint64_t unit = huge ? kHugePageBytes : 4096;
+  HugeBuffer buffer;
+  buffer.size_ = (bytes + unit - 1) / unit * unit;
+  if (buffer.size_ == 0) return buffer;
+  // A huge page needs its alignment: map one more and trim both ends.
+  const std::uint64_t mapped_bytes = huge ? buffer.size_ + kHugePageBytes : buffer.size_;
+  void* mapped = mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) {
+    buffer.size_ = 0;
+    return OutOfMemoryError(
+        fmt::format("asked the system for {} bytes: {}", mapped_bytes, std::strerror(errno)));
+  }
+  auto* begin = static_cast<std::byte*>(mapped);
+  if (huge) {
+    const auto address = reinterpret_cast<std::uintptr_t>(begin);
+    const std::uint64_t head = (kHugePageBytes - address % kHugePageBytes) % kHugePageBytes;
+    if (head > 0) munmap(begin, head);
+    const std::uint64_t tail = mapped_bytes - head - buffer.size_;
+    if (tail > 0) munmap(begin + head + buffer.size_, tail);
+    begin += head;
+    (void)madvise(begin, buffer.size_, MADV_HUGEPAGE);  // Advice: a refusal only costs speed.
+  }
+  buffer.data_ = begin;
+  return buffer;
+}
+
+HugeBuffer::HugeBuffer(HugeBuffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+HugeBuffer& HugeBuffer::operator=(HugeBuffer&& other) noexcept {
+  if (this != &other) {
+    if (data_ != nullptr) munmap(data_, size_);
+    data_ = std::exchange(other.data_, nullptr);
+    size_ = std::exchange(other.size_, 0);
+  }
+  return *this;
+}
+
+HugeBuffer::~HugeBuffer() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+ProcessMemory ReadProcessMemory() {
+  ProcessMemory memory;
+  std::FILE* file = std::fopen("/proc/self/status", "re");
+  if (file == nullptr) return memory;
+  char line[256];
+  unsigned long long kib = 0;
+  while (std::fgets(line, sizeof line, file) != nullptr) {
+    if (std::sscanf(line, "VmRSS: %llu kB", &kib) == 1) memory.resident_bytes += kib * 1024;
+    if (std::sscanf(line, "VmHWM: %llu kB", &kib) == 1) memory.peak_bytes += kib * 1024;
+    if (std::sscanf(line, "HugetlbPages: %llu kB", &kib) == 1) {
+      memory.resident_bytes += kib * 1024;
+      memory.peak_bytes += kib * 1024;
+    }
+  }
+  std::fclose(file);
+  return memory;
+}
+
+void ConfigureAllocator() {
+  mallopt(M_ARENA_MAX, 2);
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);
+  mallopt(M_TRIM_THRESHOLD, 4 << 20);
+}
+
+}  // namespace terrace

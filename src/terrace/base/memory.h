@@ -1,0 +1,47 @@
+// HugeBuffer: page-aligned memory in huge pages, for rows and for direct I/O. ProcessMemory: what
+// the kernel counts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "terrace/base/status.h"
+
+namespace terrace {
+
+inline constexpr std::uint64_t kHugePageBytes = std::uint64_t{2} << 20;
+inline constexpr std::size_t kDirectIoAlignment = 4096;  // Bytes; enough for every disk's O_DIRECT.
+
+// Anonymous memory from mmap, zeroed, advised to be in huge pages. Move-only owner.
+class HugeBuffer {
+ public:
+  HugeBuffer() = default;
+  // kOutOfMemory names what was asked. The size is rounded up to 4 KiB, from 2 MiB on to 2 MiB (and
+  // aligned to it).
+  static Result<HugeBuffer> Allocate(std::uint64_t bytes);
+  HugeBuffer(HugeBuffer&& other) noexcept;
+  HugeBuffer& operator=(HugeBuffer&& other) noexcept;
+  ~HugeBuffer();
+
+  std::byte* data() const { return data_; }
+  std::uint64_t size() const { return size_; }
+  std::span<std::byte> span() const { return {data_, size_}; }
+  explicit operator bool() const { return data_ != nullptr; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::uint64_t size_ = 0;
+};
+
+struct ProcessMemory {
+  std::uint64_t resident_bytes = 0;  // VmRSS, huge pages of hugetlbfs included.
+  std::uint64_t peak_bytes = 0;      // VmHWM, likewise.
+};
+ProcessMemory ReadProcessMemory();
+
+// Keeps malloc from holding back what is freed: fixed mmap threshold, few arenas. Call first in
+// main().
+void ConfigureAllocator();
+
+}  // namespace terrace

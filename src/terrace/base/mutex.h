@@ -1,0 +1,65 @@
+// Mutex, MutexLock, CondVar with clang's thread-safety annotations; TERRACE_GUARDED_BY names the
+// mutex of a member.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+#if defined(__clang__)
+#define TERRACE_THREAD_ANNOTATION(x) __attribute__((x))
+#else
+#define TERRACE_THREAD_ANNOTATION(x)
+#endif
+#define TERRACE_GUARDED_BY(x) TERRACE_THREAD_ANNOTATION(guarded_by(x))
+#define TERRACE_REQUIRES(...) TERRACE_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
+#define TERRACE_EXCLUDES(...) TERRACE_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
+#define TERRACE_ACQUIRE(...) TERRACE_THREAD_ANNOTATION(acquire_capability(__VA_ARGS__))
+#define TERRACE_RELEASE(...) TERRACE_THREAD_ANNOTATION(release_capability(__VA_ARGS__))
+#define TERRACE_NO_THREAD_SAFETY_ANALYSIS TERRACE_THREAD_ANNOTATION(no_thread_safety_analysis)
+
+namespace terrace {
+
+class TERRACE_THREAD_ANNOTATION(capability("mutex")) Mutex {
+ public:
+  void Lock() TERRACE_ACQUIRE() { mu_.lock(); }
+  void Unlock() TERRACE_RELEASE() { mu_.unlock(); }
+
+ private:
+  friend class CondVar;
+  std::mutex mu_;
+};
+
+class TERRACE_THREAD_ANNOTATION(scoped_lockable) MutexLock {
+ public:
+  explicit MutexLock(Mutex* mu) TERRACE_ACQUIRE(mu) : mu_(mu) { mu_->Lock(); }
+  ~MutexLock() TERRACE_RELEASE() { mu_->Unlock(); }
+  MutexLock(const MutexLock&) = delete;
+  MutexLock& operator=(const MutexLock&) = delete;
+
+ private:
+  Mutex* const mu_;
+};
+
+// Wait() may return early: call it in a loop over the condition.
+class CondVar {
+ public:
+  void Wait(Mutex* mu) TERRACE_REQUIRES(mu) TERRACE_NO_THREAD_SAFETY_ANALYSIS {
+    std::unique_lock<std::mutex> lock(mu->mu_, std::adopt_lock);
+    cv_.wait(lock);
+    lock.release();
+  }
+  void WaitFor(Mutex* mu, std::chrono::milliseconds timeout)
+      TERRACE_REQUIRES(mu) TERRACE_NO_THREAD_SAFETY_ANALYSIS {
+    std::unique_lock<std::mutex> lock(mu->mu_, std::adopt_lock);
+    cv_.wait_for(lock, timeout);
+    lock.release();
+  }
+  void NotifyOne() { cv_.notify_one(); }
+  void NotifyAll() { cv_.notify_all(); }
+
+ private:
+  std::condition_variable cv_;
+};
+
+}  // namespace terrace

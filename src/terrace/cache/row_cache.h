@@ -1,0 +1,128 @@
+// RowCache: the memory tier of one table (MEM-PS; HPS 5 and appendix D). Holds rows in huge-page
+// arenas, brings missing ones from the stores of the table's shards, creates those that exist
+// nowhere, keeps the working sets pinned, evicts by LRU in front of LFU, and writes dirty rows back
+// in batches. Threads: internally synchronised. Pin comes from one thread at a time (stage 2);
+// MarkDirty, release and FlushDirty from stage 4 and the checkpoint; Peek from the validation.
+// Borrows stores and schema callback, which must outlive it. Rows never move while pinned.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "terrace/base/clock.h"
+#include "terrace/base/ids.h"
+#include "terrace/base/status.h"
+#include "terrace/store/store.h"
+
+namespace terrace {
+
+struct RowCacheOptions {
+  std::uint32_t row_bytes = 0;
+  std::uint64_t capacity_bytes =
+      0;                   // For rows, their metadata, hash map and the write buffer, all together.
+  double lru_share = 0.5;  // Of the rows; what leaves the LRU enters the LFU.
+  std::uint64_t flush_bytes = std::uint64_t{16}
+                              << 20;  // Dirty rows that leave together; larger: better writes.
+  bool background_write_back =
+      true;  // false: Pin writes what it evicts before it goes on (depth 0).
+  // Fills the row that a key starts with: a pure function of the key.
+  std::function<void(Key, std::byte*)> create_row;
+};
+
+struct RowCacheStats {
+  std::uint64_t hits = 0,
+                misses = 0;   // Distinct keys of each Pin: in memory (write buffer too), or not.
+  std::uint64_t created = 0;  // Misses that were in no store.
+  std::uint64_t evictions = 0, written_back = 0;  // Rows.
+  std::uint64_t rows = 0, pinned_rows = 0, dirty_rows = 0;
+  std::uint64_t used_bytes = 0, capacity_bytes = 0;
+  std::uint64_t reserve_waits = 0;  // Pins that waited for an earlier working set to leave.
+  double load_seconds = 0;          // Pin's wait for the stores.
+};
+
+class RowCache;
+
+// A pinned working set: working-set row w lies at row(w) until the handle goes. Move-only; released
+// by the destructor. A row that this or another handle has not marked dirty since it was created is
+// forgotten with its last pin.
+class PinnedRows {
+ public:
+  PinnedRows() = default;
+  PinnedRows(PinnedRows&& other) noexcept;
+  PinnedRows& operator=(PinnedRows&& other) noexcept;
+  ~PinnedRows() { Release(); }
+
+  std::size_t size() const { return rows_.size(); }
+  std::byte* row(std::size_t w) const { return rows_[w]; }
+  std::span<std::byte* const> rows() const { return rows_; }
+  // These working-set rows were trained. May be called for the same row again.
+  void MarkDirty(std::span<const std::uint32_t> working_rows);
+  void Release();
+
+ private:
+  friend class RowCache;
+  RowCache* cache_ = nullptr;
+  std::vector<std::byte*> rows_;        // (keys of the Pin)
+  std::vector<std::uint32_t> entries_;  // (keys of the Pin) places in the cache's metadata
+};
+
+class RowCache {
+ public:
+  // stores: the table's shards, by ShardOfHash. kOutOfMemory; kInvalidArgument: a capacity too
+  // small to work with.
+  static Result<std::unique_ptr<RowCache>> Create(const RowCacheOptions& options, Clock* clock,
+                                                  std::vector<Store*> stores);
+  virtual ~RowCache() =
+      default;  // REQUIRES: no PinnedRows is alive. Dirty rows are lost: FlushDirty first.
+
+  // The largest working set, in rows, that can be pinned when nothing else is: what a batch is cut
+  // to.
+  virtual std::size_t MaxPinnedRows() const = 0;
+
+  // Brings the rows of `keys` (distinct) to memory, creating what exists nowhere, and pins them.
+  // Reserves the memory of the whole set first and waits for earlier sets to be released until
+  // there is enough; nothing is pinned meanwhile. Blocks: on reads, on that wait. kOutOfMemory at
+  // once: more than MaxPinnedRows(). kAborted: after Abort(). On error nothing is pinned, and no
+  // row has changed.
+  virtual Result<PinnedRows> Pin(std::span<const Key> keys) = 0;
+
+  // Copies the rows of `keys` (distinct) as trained so far: found[i] = 1 and row_bytes() at
+  // rows[i]; a key that no training has touched, one created ahead included, is not found. Changes
+  // nothing. Blocks: on reads.
+  virtual Status Peek(std::span<const Key> keys, std::span<std::byte* const> rows,
+                      std::span<std::uint8_t> found) = 0;
+
+  // Writes every dirty row, pinned or not, to its store, and waits for all write-back in flight:
+  // afterwards the stores hold all that was trained. REQUIRES: no row is being trained meanwhile.
+  // On error the rows stay dirty.
+  virtual Status FlushDirty() = 0;
+  // An upper bound of the bytes that FlushDirty would write now.
+  virtual std::uint64_t dirty_bytes() const = 0;
+
+  // Changes the limit. Smaller: evicts, and gives arena chunks back to the system as they empty.
+  // kOutOfMemory: pinned rows hold more; the limit then stays at what is possible and is reached as
+  // they leave.
+  virtual Status SetCapacity(std::uint64_t capacity_bytes) = 0;
+
+  // Ends every wait with `cause`; Pin fails from now on.
+  virtual void Abort(const Status& cause) = 0;
+  // First error of the background write-back, if any.
+  virtual Status background_status() const = 0;
+
+  virtual RowCacheStats stats() const = 0;
+
+ protected:
+  friend class PinnedRows;
+  virtual void MarkDirtyEntries(const PinnedRows& pinned,
+                                std::span<const std::uint32_t> working_rows) = 0;
+  virtual void Unpin(const PinnedRows& pinned) = 0;
+};
+
+// The reader of a checkpoint (evaluate, predict): the same cache over read-only stores; rows that
+// exist nowhere are zeros. It is RowCache with create_row that zeroes and nothing marked dirty.
+
+}  // namespace terrace

@@ -1,0 +1,80 @@
+// ExampleSource: the stream of examples of a run, in its global order, as batches. Readers (criteo)
+// and the generator (synthetic) implement it. Threads: one thread at a time; Cancel from any.
+// Read-ahead threads are the source's own.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "terrace/base/status.h"
+#include "terrace/data/batch.h"
+#include "terrace/io/file_system.h"
+
+namespace terrace {
+
+// One input file, frozen with its size at the start of the run.
+struct InputFile {
+  std::string path;
+  std::uint64_t size = 0;  // Bytes on disk.
+};
+
+struct SourceStats {
+  std::uint64_t examples = 0;
+  std::uint64_t lines = 0;
+  std::uint64_t bad_lines = 0;
+  std::uint64_t bytes_read = 0;  // From disk.
+  double progress = 0;  // Of all epochs, [0, 1], by bytes or rows; for the ETA. 0: unknown.
+};
+
+class ExampleSource {
+ public:
+  virtual ~ExampleSource() = default;
+  virtual const DataSchema& schema() const = 0;
+  // The next examples in global order: up to `examples` (a multiple of minibatch; the first time
+  // after Seek, whatever is left to the next multiple counted from the epoch's start); fewer only
+  // at an epoch's end. nullopt: all epochs are done. A mini-batch never spans two epochs. Blocks:
+  // on reads. kCorruption: a truncated archive (file, offset); kInvalidArgument: more bad lines
+  // than data.max_bad_fraction, with the first of them.
+  virtual Result<std::optional<Batch>> Next(std::uint32_t examples, std::uint32_t minibatch) = 0;
+  // Goes to `cursor`. REQUIRES: before the first Next.
+  virtual Status Seek(const DataCursor& cursor) = 0;
+  virtual std::span<const InputFile> files() const = 0;
+  virtual SourceStats stats() const = 0;  // Any thread.
+  // The order of examples as text: files with sizes, epochs, shuffling. Part of what identifies a
+  // model.
+  virtual std::string IdentityText() const = 0;
+  // Ends a blocked Next soon with kAborted. Any thread.
+  virtual void Cancel() = 0;
+};
+
+struct DataOptions {
+  std::string format = "criteo";   // criteo | synthetic
+  std::vector<std::string> files;  // Paths or globs, in order; for `synthetic` unused.
+  std::uint64_t epochs = 1;
+  std::uint64_t seed = 0;
+  std::string shuffle = "none";  // none | files | examples (files, and examples within windows)
+  std::uint64_t shuffle_window =
+      65536;  // Examples that change places among themselves; memory grows with it.
+  std::string integers =
+      "dense";                   // dense | bucket | both: what becomes of Criteo's integer columns
+  std::string missing = "skip";  // skip: an empty category has no key | key: it has one of its own
+  double max_bad_fraction = 0.01;  // Of the lines; more stops the run.
+  std::uint64_t read_ahead_bytes = std::uint64_t{8} << 20;
+  // synthetic (see click_log_generator.h)
+  std::uint64_t rows = 0;
+  std::uint64_t first_row = 0;  // Training and validation take disjoint ranges of one log.
+  std::uint64_t cardinality = 1'000'000;  // Categories a slot.
+  double zipf = 1.05;
+  std::uint32_t categorical_slots = 26;
+};
+
+// Expands globs, freezes sizes, opens every file and parses its first line. kNotFound /
+// kInvalidArgument name the file (and line) and what to do. Reads files through `fs`.
+Result<std::unique_ptr<ExampleSource>> OpenSource(FileSystem* fs, const DataOptions& options);
+
+}  // namespace terrace

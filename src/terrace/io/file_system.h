@@ -1,0 +1,119 @@
+// FileSystem: the one seam to disks. Posix (direct, asynchronous), in memory (forgets what was not
+// synced), faulty. Threads: a FileSystem is thread-safe; a File takes concurrent ReadAt calls,
+// writes come from one thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "terrace/base/status.h"
+
+namespace terrace {
+
+enum class OpenMode {
+  kRead,          // The file exists.
+  kCreate,        // Makes a new file, read and write; kInvalidArgument names a file that exists.
+  kReadDirect,    // As kRead, past the page cache where the file system allows (else buffered).
+  kCreateDirect,  // As kCreate, likewise.
+  kAppend,        // Opens or makes; writes go to the end. Not direct.
+};
+
+// One open file. The destructor closes; what Sync() has not covered may be lost in a crash.
+class File {
+ public:
+  virtual ~File() = default;
+  // Reads up to buffer.size() bytes at `offset`; fewer only at the end of the file.
+  // A direct file asks for offset, size and buffer aligned to kDirectIoAlignment.
+  virtual Result<std::size_t> ReadAt(std::uint64_t offset, std::span<std::byte> buffer) = 0;
+  // Writes all of `data` at `offset`, growing the file. After an error the bytes there are unknown.
+  // Alignment as above.
+  virtual Status WriteAt(std::uint64_t offset, std::span<const std::byte> data) = 0;
+  // Durable on success. After an error every later Sync fails too: the state on disk is unknown.
+  virtual Status Sync() = 0;
+  virtual Result<std::uint64_t> Size() = 0;
+  virtual Status Truncate(std::uint64_t size) = 0;
+  virtual const std::string& path() const = 0;
+};
+
+// Exactly buffer.size() bytes; kCorruption names the file when it ends before.
+Status ReadFully(File* file, std::uint64_t offset, std::span<std::byte> buffer);
+
+struct FileInfo {
+  std::string name;              // Without its folder.
+  std::uint64_t size = 0;        // Bytes.
+  std::uint64_t disk_bytes = 0;  // Bytes of the blocks that it holds.
+  bool is_directory = false;
+  std::int64_t modified_micros = 0;  // Since 1970.
+};
+
+// One read of a batch. `status` and `bytes_read` are results: fewer bytes than asked only at the
+// end of the file.
+struct ReadRequest {
+  File* file = nullptr;
+  std::uint64_t offset = 0;
+  std::span<std::byte> buffer;
+  Status status;
+  std::size_t bytes_read = 0;
+};
+
+// Runs many reads at once: io_uring, or a pool of threads where the kernel forbids it. One caller
+// at a time.
+class ReadQueue {
+ public:
+  virtual ~ReadQueue() = default;
+  // Blocks: until every request is done. Each request has its own status; the result is the first
+  // error, with its file.
+  virtual Status Run(std::span<ReadRequest> requests) = 0;
+  virtual std::string_view name() const = 0;  // "io_uring", "threads", "memory", ...
+};
+
+struct ReadQueueOptions {
+  std::string backend = "auto";  // auto | io_uring | threads
+  int depth = 64;                // Requests in flight; more gains nothing above 64 on NVMe.
+  int threads = 4;               // Of the pool.
+};
+
+// A lock on a file between processes, given back by the destructor or the end of the process.
+class FileLock {
+ public:
+  virtual ~FileLock() = default;
+};
+
+class FileSystem {
+ public:
+  virtual ~FileSystem() = default;
+  virtual Result<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode) = 0;
+  virtual Result<std::unique_ptr<ReadQueue>> NewReadQueue(const ReadQueueOptions& options) = 0;
+  // Replaces `to` in one step. Durable after SyncDirectory of the folder.
+  virtual Status Rename(const std::string& from, const std::string& to) = 0;
+  virtual Status Remove(const std::string& path) = 0;           // A file. kNotFound when absent.
+  virtual Status RemoveDirectory(const std::string& path) = 0;  // An empty folder.
+  virtual Status MakeDirectories(
+      const std::string& path) = 0;  // With its parents; fine when it exists.
+  virtual Status SyncDirectory(const std::string& path) = 0;
+  virtual Result<std::vector<FileInfo>> List(
+      const std::string& path) = 0;  // Sorted by name, "." and ".." left out.
+  virtual Result<FileInfo> Stat(const std::string& path) = 0;
+  virtual Result<std::uint64_t> FreeBytes(
+      const std::string& path) = 0;  // That this user may still write.
+  // Takes a lock on `path`, an existing file. kUnavailable: another process holds it. Does not
+  // block.
+  virtual Result<std::unique_ptr<FileLock>> Lock(const std::string& path, bool exclusive) = 0;
+
+  static FileSystem* Posix();  // Lives for ever.
+};
+
+// Whole small files. WriteFileAtomically: temporary file, sync, rename, sync of the folder.
+Result<std::string> ReadFileToString(FileSystem* fs, const std::string& path);
+Status WriteFileAtomically(FileSystem* fs, const std::string& path,
+                           std::span<const std::byte> data);
+// A folder with all it holds. NotFound is fine.
+Status RemoveTree(FileSystem* fs, const std::string& path);
+std::string JoinPath(std::string_view folder, std::string_view name);
+
+}  // namespace terrace

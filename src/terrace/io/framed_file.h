@@ -1,0 +1,34 @@
+// Framed file: a small file with magic, format version, length and checksum around one payload
+// (docs/formats/framed.md). Run markers, manifests, checkpoints and dense state are framed files.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "terrace/base/status.h"
+#include "terrace/io/file_system.h"
+
+namespace terrace {
+
+// What one file names another by.
+struct FileDigest {
+  std::uint64_t size = 0;      // Bytes.
+  std::uint64_t checksum = 0;  // XXH3-64 of the whole file.
+};
+
+// Temporary file, sync, rename, sync of the folder. `magic` is 8 characters. The state after an
+// error: the old file.
+Result<FileDigest> WriteFramedFile(FileSystem* fs, const std::string& path, std::string_view magic,
+                                   std::uint32_t version, std::span<const std::byte> payload);
+// The payload. kNotFound; kCorruption: not this kind of file, torn, or a flipped bit, with path and
+// offset; kInvalidArgument: written by a newer version of the program. `expected`, if given, is
+// compared as well.
+Result<std::string> ReadFramedFile(FileSystem* fs, const std::string& path, std::string_view magic,
+                                   std::uint32_t newest_version,
+                                   const FileDigest* expected = nullptr);
+
+std::uint64_t Checksum64(std::span<const std::byte> data);  // XXH3-64.
+
+}  // namespace terrace

@@ -1,0 +1,153 @@
+// Store: the SSD tier of one table in one shard (SSD-PS; HPS 6 and appendix E). Rows lie in
+// immutable parameter files, written in large sequential chunks; an index in memory says where each
+// key's newest row is; files whose stale share is above a threshold are rewritten; a manifest,
+// published by rename, is the truth. docs/formats/ gives the bytes. Threads: internally
+// synchronised: Read from any thread (one at a time), Write and Erase from one, Commit and Drop
+// from one; compaction runs on a thread of its own. Borrows the FileSystem, DiskQuota and Clock,
+// which must outlive it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "terrace/base/clock.h"
+#include "terrace/base/ids.h"
+#include "terrace/base/status.h"
+#include "terrace/io/file_system.h"
+#include "terrace/io/framed_file.h"
+
+namespace terrace {
+
+// The bytes that all stores and checkpoints of a run may hold on disk, each block counted once.
+// Thread-safe. Reserve before writing, settle with what was written, give back when a file is
+// removed.
+class DiskQuota {
+ public:
+  explicit DiskQuota(std::uint64_t limit_bytes) : limit_(limit_bytes) {}
+  // kIo says what was asked, used and allowed, and names ssd.quota. `keep_free`: bytes that must
+  // stay free after it (the last checkpoint and one compaction output).
+  Status Reserve(std::uint64_t bytes, std::uint64_t keep_free);
+  void Release(std::uint64_t bytes);
+  std::uint64_t used() const {
+    return used_.load(std::memory_order_relaxed);
+  }  // A count; orders nothing.
+  std::uint64_t peak() const { return peak_.load(std::memory_order_relaxed); }
+  std::uint64_t limit() const { return limit_; }
+
+ private:
+  const std::uint64_t limit_;
+  std::atomic<std::uint64_t> used_{0};
+  std::atomic<std::uint64_t> peak_{0};
+};
+
+struct StoreOptions {
+  std::string directory;  // Of this table and shard; made when absent.
+  std::string table;      // Written into each file; a file of another table is refused.
+  std::uint32_t shard = 0;
+  std::uint32_t row_bytes = 0;  // Payload of one row.
+  std::uint64_t file_bytes = std::uint64_t{32}
+                             << 20;  // A parameter file's aim; larger files cost compaction grain.
+  double stale_share =
+      0.5;  // Files above it are compacted (HPS E); use stays under live / (1 - stale_share).
+  bool direct_io = true;
+  ReadQueueOptions read_queue;
+  std::uint64_t io_buffer_bytes =
+      std::uint64_t{8} << 20;         // For reads; as much again for writing and for compaction.
+  bool background_compaction = true;  // false: compaction runs inside Write, when due (depth 0).
+  bool read_only =
+      false;  // A reader beside the trainer: nothing is written, removed or locked exclusively.
+};
+
+struct StoreStats {
+  std::uint64_t read_bytes = 0,
+                write_bytes = 0;  // Since open, of this process; compaction included.
+  std::uint64_t read_requests = 0;
+  std::uint64_t rows_read = 0, rows_written = 0, rows_compacted = 0;
+  std::uint64_t compactions = 0;
+  double read_seconds = 0, write_seconds = 0, compaction_seconds = 0;
+  std::uint64_t live_rows = 0, live_bytes = 0;  // Newest rows, as records on disk.
+  std::uint64_t disk_bytes = 0;                 // Everything in the directory.
+  std::uint64_t checkpoint_only_bytes = 0;      // Files that only kept manifests name.
+  std::uint64_t index_bytes = 0;                // Memory of the index.
+  std::uint64_t files = 0;
+};
+
+// What a checkpoint says of one store.
+struct ManifestReference {
+  std::uint64_t id = 0;  // The checkpoint's number; the file is manifest-<id>.
+  FileDigest digest;
+};
+
+// A row as a merge over all files yields it.
+struct RowView {
+  Key key = 0;
+  std::span<const std::byte> row;  // row_bytes(), valid during the call.
+};
+
+// One thing that verification found wrong.
+struct Finding {
+  std::string file;
+  std::uint64_t offset = 0;
+  std::string what;
+};
+
+class Store {
+ public:
+  // An empty store. kInvalidArgument: the directory holds parameter files already.
+  static Result<std::unique_ptr<Store>> Create(FileSystem* fs, Clock* clock, DiskQuota* quota,
+                                               const StoreOptions& options);
+  // The store as `manifest` committed it; reads key sections only. A writer removes every file that
+  // no manifest in `kept` names, what came after `manifest` included; a reader opens the named
+  // files and holds them. kNotFound: the manifest or a file is gone (a reader tries a newer
+  // checkpoint). kCorruption: names file and offset.
+  static Result<std::unique_ptr<Store>> Open(FileSystem* fs, Clock* clock, DiskQuota* quota,
+                                             const StoreOptions& options,
+                                             const ManifestReference& manifest,
+                                             std::span<const ManifestReference> kept);
+  virtual ~Store() =
+      default;  // Stops compaction. What was not committed is forgotten by the next Open.
+
+  // Finds the newest rows of `keys` (any order; distinct). rows[i]: row_bytes() to fill; found[i]:
+  // 1 or 0 (absent or erased; rows[i] is then untouched). Blocks: on reads. kCorruption: a row
+  // failed its check (file, offset, key); no bytes of that row are handed out.
+  virtual Status Read(std::span<const Key> keys, std::span<std::byte* const> rows,
+                      std::span<std::uint8_t> found) = 0;
+
+  // Appends new versions of `keys` (distinct, any order) as one or more parameter files. On success
+  // Read sees them; they are durable after Commit. On error no key changed, and after a failed
+  // write or sync the store is poisoned: Write, Erase and Commit fail until it is reopened. Blocks:
+  // on writes, on the quota's back-pressure (compaction, old manifests). rows[i]: row_bytes().
+  virtual Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows) = 0;
+  // Writes deletion records.
+  virtual Status Erase(std::span<const Key> keys) = 0;
+
+  // Makes all that was written durable and publishes manifest `id` (greater than all before). The
+  // caller makes the checkpoint that names it. On error the manifests before it are intact.
+  virtual Result<ManifestReference> Commit(std::uint64_t id) = 0;
+  // Forgets manifest `id`; files that nothing names any more are removed. Drop of an unknown id is
+  // fine.
+  virtual Status Drop(std::uint64_t id) = 0;
+
+  // Calls `visit` for each live row in the order of MixKey(key), in bounded memory (buffer_bytes
+  // for all files together). Checks every row it reads. For digest, verify, export. Not beside
+  // Write on the same store.
+  virtual Status ForEachRow(std::uint64_t buffer_bytes,
+                            const std::function<Status(const RowView&)>& visit) = 0;
+  // Reads every byte of every file that the manifest names and appends what is wrong.
+  virtual Status Verify(std::vector<Finding>* findings) = 0;
+
+  // Runs compaction until no file is above the stale share. For tests and for the quota.
+  virtual Status CompactNow() = 0;
+
+  virtual StoreStats stats() const = 0;
+  virtual std::uint64_t index_bytes() const = 0;  // As in stats(), cheap.
+  // First error of the background thread, if any: the run stops with it.
+  virtual Status background_status() const = 0;
+};
+
+}  // namespace terrace

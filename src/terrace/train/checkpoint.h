@@ -1,0 +1,89 @@
+// RunFolder and checkpoints: what a run leaves on disk and how one cut of it is named
+// (docs/formats/checkpoint.md).
+//   RUN (marker)  LOCK  job.yaml  metrics.jsonl  summary.json  checkpoints/checkpoint-00000012
+//   dense/dense-00000012 rows/<table>/shard-<s>/...     (or <ssd path>/<run
+//   name>-<id>/<table>/shard-<s>/...)
+// Threads: one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "terrace/base/status.h"
+#include "terrace/data/batch.h"
+#include "terrace/io/file_system.h"
+#include "terrace/io/framed_file.h"
+#include "terrace/model/network.h"
+#include "terrace/store/store.h"
+#include "terrace/train/job.h"
+
+namespace terrace {
+
+// All that a checkpoint holds beside rows and dense state. One file, published by rename; the
+// commit point of the run.
+struct Checkpoint {
+  std::uint64_t id = 0;
+  DataCursor cursor;
+  std::uint64_t steps = 0;  // Mini-batches trained.
+  bool finished = false;    // Training is done.
+  struct StoreManifest {
+    std::string table;
+    std::uint32_t shard = 0;
+    std::uint32_t row_bytes = 0;
+    std::string directory;  // Absolute, or relative to the run folder.
+    std::string schema;     // RowSchema::ToText().
+    ManifestReference manifest;
+  };
+  std::vector<StoreManifest> stores;
+  std::vector<FileDigest>
+      dense;  // One per replica; the file is dense/dense-<id> (one replica now).
+  std::uint64_t metrics_bytes = 0;  // metrics.jsonl is cut back to this on resume.
+  std::string progressive;          // ClickMetrics::Save() of the whole run.
+  std::string window;               // ... of the current metrics interval.
+  std::string trainer_state;        // JSON of counters that the trainer carries over a resume.
+  std::string dense_network;        // Network::ToText().
+  std::vector<std::pair<std::string, std::string>> identity;  // IdentifyingSettings().
+  std::string job_yaml;  // JobToYaml() of the run that made it.
+};
+
+class RunFolder {
+ public:
+  enum class Mode {
+    kNew,  // kInvalidArgument when it holds a run, naming --resume and --overwrite; or other files,
+           // naming them.
+    kOverwrite,  // Deletes what carries our marker, rows on ssd.paths too; anything else is
+                 // refused.
+    kResume,     // The run there; without one, as kNew.
+    kRead,  // A reader beside the trainer: takes no lock, writes nothing. kNotFound without a run.
+  };
+  // Takes LOCK except for kRead. kUnavailable: another process holds the run, with its pid.
+  static Result<std::unique_ptr<RunFolder>> Open(FileSystem* fs, const std::string& path, Mode mode,
+                                                 const Job* job);
+  virtual ~RunFolder() = default;
+
+  virtual const std::string& path() const = 0;
+  // The folder of a store: inside the run, or on ssd.paths (a shard lies on one path: shard %
+  // paths).
+  virtual std::string StoreDirectory(const std::string& table, std::uint32_t shard) const = 0;
+  // Ids of the checkpoints, oldest first; a file that is no whole checkpoint is left out with a
+  // warning.
+  virtual Result<std::vector<std::uint64_t>> ListCheckpoints() = 0;
+  virtual Result<Checkpoint> ReadCheckpoint(std::uint64_t id) = 0;
+  virtual Result<DenseState> ReadDense(const Checkpoint& checkpoint) = 0;
+  // Writes dense/dense-<id>, durable; the digest goes into Checkpoint::dense.
+  virtual Result<FileDigest> WriteDense(std::uint64_t id, const DenseState& state) = 0;
+  // Publishes. Everything that it names is durable already.
+  virtual Status WriteCheckpoint(const Checkpoint& checkpoint) = 0;
+  // Removes the checkpoint's file (first) and its dense file. kUnavailable: a reader holds it;
+  // nothing was removed. The caller drops the stores' manifests afterwards.
+  virtual Status DropCheckpoint(std::uint64_t id) = 0;
+  // A reader's hold on a checkpoint: while it lives, a trainer keeps it and its files.
+  virtual Result<std::unique_ptr<FileLock>> HoldCheckpoint(std::uint64_t id) = 0;
+  // Removes dense files and temporaries that no checkpoint names. Trainer only, at start.
+  virtual Status RemoveStrays() = 0;
+};
+
+}  // namespace terrace

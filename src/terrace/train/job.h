@@ -1,0 +1,149 @@
+// Job: the job file, parsed, checked and complete with defaults; docs/job-file.md describes every
+// key for users. Threads: a value, constant after it is read.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "terrace/base/status.h"
+#include "terrace/data/batch.h"
+#include "terrace/data/example_source.h"
+#include "terrace/model/network.h"
+#include "terrace/table/row_schema.h"
+
+namespace terrace {
+
+// A number, or {base, warmup_steps, decay: none | linear | cosine, decay_steps, final}. Steps are
+// mini-batches from 0.
+struct LearningRate {
+  enum class Decay : std::uint8_t { kNone, kLinear, kCosine };
+  double base = 0;
+  std::uint64_t warmup_steps = 0;  // Rises linearly from base / warmup_steps.
+  Decay decay = Decay::kNone;
+  std::uint64_t decay_steps = 0;  // After the warm-up.
+  double final = 0;
+  float At(std::uint64_t step) const;
+};
+
+struct TableJob {
+  std::string name;
+  std::uint32_t dim = 8;
+  SparseOptimizerSpec optimizer;
+  LearningRate learning_rate;
+  InitializerSpec initializer;
+  float l2 = 0;
+};
+
+struct SlotJob {
+  enum class Pooling : std::uint8_t { kSum, kMean };
+  std::string table;      // Empty: the default table.
+  std::uint32_t dim = 0;  // 0: the table's.
+  Pooling pooling = Pooling::kSum;
+};
+
+struct Job {
+  std::uint64_t seed = 0;
+  std::string device = "cpu";
+  std::string output;
+  DataOptions train_data;
+  DataOptions validation_data;  // files empty and rows 0: no validation
+  bool has_validation = false;
+  TableJob table;                          // The default, named "default".
+  std::map<std::string, TableJob> tables;  // Further ones; what they leave out is as in `table`.
+  std::map<std::string, SlotJob> slots;
+  NetworkSpec network;
+  LearningRate network_learning_rate;
+  // The wide weight of a key, when network.wide: dim 1, starts at zero. Its optimizer defaults to
+  // that of its table.
+  bool wide_optimizer_given = false;
+  SparseOptimizerSpec wide_optimizer;
+  LearningRate wide_learning_rate;
+  float wide_l2 = 0;
+  struct Training {
+    std::uint32_t batch = 65536;    // Examples; a multiple of minibatch.
+    std::uint32_t minibatch = 512;  // Examples of one optimizer step.
+    int threads = 2;
+    std::uint64_t max_examples = 0;  // 0: all epochs. Stops after the mini-batch that reaches it.
+  } training;
+  struct Validation {
+    std::uint64_t every_examples = 0;  // 0: only at each epoch's end.
+  } validation;
+  struct Memory {
+    std::uint64_t budget_bytes = std::uint64_t{2} << 30;
+  } memory;
+  struct Ssd {
+    std::vector<std::string> paths;  // Empty: inside `output`.
+    std::uint64_t quota_bytes = std::uint64_t{50} << 30;
+    int shards = 1;
+    int io_threads = 1;
+    std::string backend = "auto";  // auto | io_uring | threads
+    std::uint64_t file_bytes = std::uint64_t{32} << 20;
+    double stale_share = 0.5;
+    bool direct = true;
+  } ssd;
+  struct Cache {
+    double lru_share = 0.5;
+  } cache;
+  struct Pipeline {
+    int depth = 2;
+    std::map<std::string, int>
+        queues;  // "read", "pull", "stage": capacity of the channel after that stage.
+  } pipeline;
+  struct Checkpoint {
+    std::uint64_t every_batches = 50;  // Of training.batch examples; 0: only at the end.
+    int keep = 2;
+  } checkpoint;
+  struct Metrics {
+    std::uint64_t every_examples = 0;  // 0: every training.batch examples.
+  } metrics;
+};
+
+// Parses, applies `--set path=value` overrides (YAML values) and checks every key and limit
+// together. kInvalidArgument: all that is wrong, a line each, with file and line ("jobs/a.yaml:7:
+// unknown key 'batchsize' in training; did you mean 'batch'?"). `base_name` is the file's name in
+// messages.
+Result<Job> ParseJob(std::string_view yaml, const std::string& base_name,
+                     const std::vector<std::string>& overrides);
+Result<Job> ReadJob(FileSystem* fs, const std::string& path,
+                    const std::vector<std::string>& overrides);
+// The complete job as YAML that ParseJob reads back to the same Job. Starts with format_version.
+std::string JobToYaml(const Job& job);
+
+// Where each slot's rows lie and which columns of the network's input they fill.
+struct SlotPlan {
+  std::uint32_t table = 0;         // Index into ModelPlan::tables.
+  std::uint32_t input_offset = 0;  // Column of the embedding block.
+  std::uint32_t dim = 0;
+  SlotJob::Pooling pooling = SlotJob::Pooling::kSum;
+};
+
+struct TablePlan {
+  RowSchema schema;  // Segments: "embedding", and "wide" when the network is wide.
+  std::vector<LearningRate> learning_rates;  // By segment.
+  std::vector<std::uint32_t> slots;          // Indices into DataSchema::slots.
+};
+
+struct ModelPlan {
+  std::vector<TablePlan>
+      tables;  // A slot whose dim differs from its table's gets a table "<name>.dim<d>".
+  std::vector<SlotPlan> slots;  // By DataSchema::slots.
+  NetworkInputSpec inputs;
+  NetworkSpec network;
+};
+
+// kInvalidArgument: a slot name that the data does not have (with the nearest), a table that no
+// slot uses, ...
+Result<ModelPlan> MakeModelPlan(const Job& job, const DataSchema& data);
+
+// Settings that identify the model, as (path, value) pairs in a fixed order: seed, data identity,
+// tables, slots, network, minibatch, threads, type of processor, ... Two runs with equal pairs
+// train the same bits. What is not here may change on --resume.
+std::vector<std::pair<std::string, std::string>> IdentifyingSettings(const Job& job,
+                                                                     const ModelPlan& plan,
+                                                                     const ExampleSource& source);
+
+}  // namespace terrace
