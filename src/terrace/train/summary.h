@@ -1,0 +1,140 @@
+// What a run says of itself: the lines of metrics.jsonl, summary.json (docs/formats/metrics.md,
+// docs/formats/summary.md), the progress line and the table at the end. Threads: values and pure
+// functions.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "terrace/base/status.h"
+#include "terrace/model/metrics.h"
+
+namespace terrace {
+
+inline constexpr int kSummaryVersion = 1;
+inline constexpr int kMetricsVersion = 1;
+
+// Where one stage's time went. Waits are not part of busy; CPU seconds count all its threads.
+struct StageTimes {
+  double busy_seconds = 0;
+  double waited_for_input_seconds = 0;
+  double waited_for_output_seconds = 0;
+  double cpu_seconds = 0;
+};
+
+struct PipelineTimes {
+  StageTimes read, pull, stage, train, write_back;
+};
+
+// The stage that was busy longest, "train".
+std::string LongestStage(const PipelineTimes& times);
+
+// One channel at the end of an interval.
+struct ChannelRecord {
+  std::string name;                  // "read": the channel after that stage.
+  std::uint64_t capacity = 0;        // Batches.
+  std::uint64_t depth = 0;           // Batches that it holds.
+  std::uint64_t reserved_bytes = 0;  // Memory of what it holds.
+};
+
+// One interval of metrics.jsonl. What stands before `performance` in the line is a function of the
+// job alone; what is in it is measured.
+struct IntervalRecord {
+  std::uint64_t epoch = 0;
+  std::uint64_t examples = 0;  // Since the start of the run.
+  std::uint64_t steps = 0;
+  std::uint64_t bad_lines = 0;     // Of this epoch.
+  ClickMetricsResult window;       // Of this interval: predicted, then trained.
+  ClickMetricsResult progressive;  // Since the start of the run.
+  struct Performance {
+    double seconds = 0;           // Wall time of this process.
+    double interval_seconds = 0;  // Of the interval; so are all counters below.
+    double examples_per_second = 0;
+    std::uint64_t batch_examples = 0;  // What the program has adapted the batch to.
+    PipelineTimes stages;
+    struct Cache {
+      std::uint64_t hits = 0, misses = 0, created = 0, evictions = 0;
+      std::uint64_t rows = 0, used_bytes = 0, capacity_bytes = 0;
+    } cache;
+    struct Ssd {
+      double read_seconds = 0, write_seconds = 0, compaction_seconds = 0;
+      std::uint64_t read_bytes = 0, write_bytes = 0, read_requests = 0, rows_read = 0,
+                    rows_written = 0, rows_compacted = 0;
+      std::uint64_t live_bytes = 0, disk_bytes = 0;  // At the end of the interval.
+      double write_amplification = 0;  // Rows written with compaction / without, since start.
+    } ssd;
+    std::vector<ChannelRecord> channels;
+    std::uint64_t index_bytes = 0;
+    std::uint64_t resident_bytes = 0;
+  } performance;
+};
+
+struct ValidationRecord {
+  std::uint64_t epoch = 0;
+  std::uint64_t examples = 0;  // Of training, when it ran.
+  std::uint64_t steps = 0;
+  ClickMetricsResult result;
+  double seconds = 0;
+};
+
+// One line without its newline. NaN is null.
+std::string IntervalToJson(const IntervalRecord& record);
+std::string ValidationToJson(const ValidationRecord& record);
+
+struct RunSummary {
+  bool finished = false;         // false: interrupted after a checkpoint.
+  std::uint64_t checkpoint = 0;  // The newest.
+  std::uint64_t epochs = 0;      // Begun.
+  std::uint64_t steps = 0;
+  std::uint64_t examples = 0;          // Of the run.
+  std::uint64_t process_examples = 0;  // Trained by this process: fewer after a resume.
+  std::uint64_t bad_lines = 0;
+  double seconds = 0;  // Wall time of this process from start to final checkpoint.
+  double examples_per_second = 0;
+  ClickMetricsResult progressive;
+  std::optional<ClickMetricsResult> validation;  // The last one.
+  std::uint64_t rows = 0;
+  std::uint64_t model_bytes = 0;  // Live rows and dense state.
+  struct Memory {
+    std::uint64_t budget_bytes = 0, peak_bytes = 0;
+    double index_bytes_per_key = 0;
+  } memory;
+  struct Cache {
+    std::uint64_t hits = 0, misses = 0, evictions = 0;
+  } cache;
+  struct Ssd {
+    std::uint64_t read_bytes = 0, write_bytes = 0, live_bytes = 0, disk_bytes = 0,
+                  checkpoint_only_bytes = 0;
+  } ssd;
+  PipelineTimes stages;
+};
+
+// The whole of summary.json.
+std::string SummaryToJson(const RunSummary& summary);
+// kCorruption: no summary; kInvalidArgument: of a newer version.
+Result<RunSummary> SummaryFromJson(const std::string& json);
+// A person's table of the summary, several lines; `run` is the folder.
+std::string SummaryTable(const RunSummary& summary, const std::string& run);
+// One JSON object of a result, for `evaluate --json`.
+std::string ResultToJson(const ClickMetricsResult& result);
+// A person's table of a result.
+std::string ResultTable(const ClickMetricsResult& result);
+
+struct Progress {
+  std::uint64_t examples = 0;
+  double examples_per_second = 0;
+  double auc = 0, logloss = 0;  // Of the window; NaN when unknown.
+  double hit_rate = 0;          // [0, 1]; NaN before the first access.
+  double ssd_read_bytes_per_second = 0, ssd_write_bytes_per_second = 0;
+  std::uint64_t memory_bytes = 0;
+  double eta_seconds = -1;  // Negative: unknown.
+};
+
+// "1,234,567 examples | 45.6 k/s | AUC 0.7612 | log loss 0.4587 | hits 93.1 % | SSD 12.3 + 4.5 MB/s
+// | 1.21 GiB | 0:12:05 left"
+std::string ProgressLine(const Progress& progress);
+std::string FormatDuration(double seconds);  // "0:12:05", "3.21 s"
+
+}  // namespace terrace

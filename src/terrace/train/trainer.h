@@ -1,0 +1,33 @@
+// Trainer: one run from its job to its final checkpoint. Threads: TrainJob on one; `stop_signals`
+// may grow from a signal handler.
+#pragma once
+
+#include <atomic>
+#include <string>
+
+#include "terrace/base/status.h"
+#include "terrace/io/file_system.h"
+#include "terrace/train/job.h"
+#include "terrace/train/summary.h"
+
+namespace terrace {
+
+enum class RunMode {
+  kNew,        // Refuses a folder that holds a run.
+  kResume,     // From the newest checkpoint; without one, as kNew.
+  kOverwrite,  // Deletes the run there first.
+};
+
+struct TrainOutcome {
+  bool interrupted = false;       // A signal came; the run ended with a checkpoint.
+  bool already_finished = false;  // kResume of a finished run: nothing was done.
+  RunSummary summary;
+};
+
+// Trains. kInvalidArgument: the job or its inputs are wrong, seen before the store was made. Ends
+// with a checkpoint when *stop_signals becomes positive (nullptr: never). On error the last
+// checkpoint is intact.
+Result<TrainOutcome> TrainJob(FileSystem* fs, const Job& job, RunMode mode,
+                              const std::atomic<int>* stop_signals);
+
+}  // namespace terrace
