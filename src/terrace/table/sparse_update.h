@@ -25,9 +25,9 @@ struct MiniBatchRows {
 
 // Gradients of the network's sparse inputs for a mini-batch.
 struct SparseGradients {
-  const float* data =
-      nullptr;  // (examples, stride): the embedding block's line of example e starts at e * stride.
-  std::size_t stride = 0;         // Floats.
+  // (examples) the gradient line of each example: its columns are those of the network's input
+  // block. Pointers, because the slices of a mini-batch keep their lines in buffers of their own.
+  const float* const* line = nullptr;
   const float* wide = nullptr;    // (examples) gradient of the wide sum, or nullptr.
   const float* label = nullptr;   // (examples)
   const float* weight = nullptr;  // (examples) or nullptr: all 1.
@@ -39,7 +39,7 @@ struct StatisticsDelta {
 };
 
 // Sums for rows [first, last): gradient_sum (last - first, schema.weight_floats()), delta (last -
-// first). The "embedding" segment takes columns [input_offset, + dim) of `data`; the "wide" segment
+// first). The "embedding" segment takes columns [input_offset, + dim) of `line`; the "wide" segment
 // takes `wide`. Any split into ranges gives the same bits.
 void Accumulate(const RowSchema& schema, const MiniBatchRows& rows,
                 const SparseGradients& gradients, std::size_t first, std::size_t last,
