@@ -30,8 +30,9 @@ class File {
   // Reads up to buffer.size() bytes at `offset`; fewer only at the end of the file.
   // A direct file asks for offset, size and buffer aligned to kDirectIoAlignment.
   virtual Result<std::size_t> ReadAt(std::uint64_t offset, std::span<std::byte> buffer) = 0;
-  // Writes all of `data` at `offset`, growing the file. After an error the bytes there are unknown.
-  // Alignment as above.
+  // Writes all of `data` at `offset`, growing the file. Alignment as above. After an error the
+  // bytes there are unknown, and every later WriteAt, Truncate and Sync of this File fails too:
+  // reopen the file to go on.
   virtual Status WriteAt(std::uint64_t offset, std::span<const std::byte> data) = 0;
   // Durable on success. After an error every later Sync fails too: the state on disk is unknown.
   virtual Status Sync() = 0;
@@ -93,8 +94,8 @@ class FileSystem {
   virtual Status Rename(const std::string& from, const std::string& to) = 0;
   virtual Status Remove(const std::string& path) = 0;           // A file. kNotFound when absent.
   virtual Status RemoveDirectory(const std::string& path) = 0;  // An empty folder.
-  virtual Status MakeDirectories(
-      const std::string& path) = 0;  // With its parents; fine when it exists.
+  // With its parents, all durable; fine when it exists.
+  virtual Status MakeDirectories(const std::string& path) = 0;
   virtual Status SyncDirectory(const std::string& path) = 0;
   virtual Result<std::vector<FileInfo>> List(
       const std::string& path) = 0;  // Sorted by name, "." and ".." left out.
@@ -108,7 +109,9 @@ class FileSystem {
   static FileSystem* Posix();  // Lives for ever.
 };
 
-// Whole small files. WriteFileAtomically: temporary file, sync, rename, sync of the folder.
+// Whole small files. WriteFileAtomically: temporary file (`path`.tmp), sync, rename, sync of the
+// folder. The state after an error: the old file, or, when only the last step failed, either. One
+// writer of a path at a time.
 Result<std::string> ReadFileToString(FileSystem* fs, const std::string& path);
 Status WriteFileAtomically(FileSystem* fs, const std::string& path,
                            std::span<const std::byte> data);

@@ -2,6 +2,7 @@
 // (docs/formats/framed.md). Run markers, manifests, checkpoints and dense state are framed files.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -18,8 +19,8 @@ struct FileDigest {
   std::uint64_t checksum = 0;  // XXH3-64 of the whole file.
 };
 
-// Temporary file, sync, rename, sync of the folder. `magic` is 8 characters. The state after an
-// error: the old file.
+// Temporary file, sync, rename, sync of the folder. `magic` is 8 characters, `version` starts at 1.
+// The state after an error: as WriteFileAtomically.
 Result<FileDigest> WriteFramedFile(FileSystem* fs, const std::string& path, std::string_view magic,
                                    std::uint32_t version, std::span<const std::byte> payload);
 // The payload. kNotFound; kCorruption: not this kind of file, torn, or a flipped bit, with path and
@@ -28,6 +29,13 @@ Result<FileDigest> WriteFramedFile(FileSystem* fs, const std::string& path, std:
 Result<std::string> ReadFramedFile(FileSystem* fs, const std::string& path, std::string_view magic,
                                    std::uint32_t newest_version,
                                    const FileDigest* expected = nullptr);
+
+// The same without a file system, for what carries frames in another way. Decode: a view into
+// `bytes`; `path` is for the message.
+std::string EncodeFramed(std::string_view magic, std::uint32_t version,
+                         std::span<const std::byte> payload);
+Result<std::string_view> DecodeFramed(std::string_view bytes, const std::string& path,
+                                      std::string_view magic, std::uint32_t newest_version);
 
 std::uint64_t Checksum64(std::span<const std::byte> data);  // XXH3-64.
 

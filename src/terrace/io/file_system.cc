@@ -1,0 +1,82 @@
+// What is the same over every file system.
+#include "terrace/io/file_system.h"
+
+#include <fmt/format.h>
+
+#include "terrace/base/sync_point.h"
+
+namespace terrace {
+namespace {
+
+std::string FolderOf(const std::string& path) {
+  std::size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+Status WriteTemporary(FileSystem* fs, const std::string& path, std::span<const std::byte> data) {
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs->Open(path, OpenMode::kCreate));
+  TERRACE_RETURN_IF_ERROR(file->WriteAt(0, data));
+  SyncPoint::Hit("io.write_atomically.before_sync");
+  return file->Sync();
+}
+
+}  // namespace
+
+Status ReadFully(File* file, std::uint64_t offset, std::span<std::byte> buffer) {
+  TERRACE_ASSIGN_OR_RETURN(std::size_t n, file->ReadAt(offset, buffer));
+  if (n == buffer.size()) return OkStatus();
+  return CorruptionError(fmt::format("'{}' ends at byte {}, {} bytes before it should",
+                                     file->path(), offset + n, buffer.size() - n));
+}
+
+Result<std::string> ReadFileToString(FileSystem* fs, const std::string& path) {
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs->Open(path, OpenMode::kRead));
+  TERRACE_ASSIGN_OR_RETURN(std::uint64_t size, file->Size());
+  std::string text(size, '\0');
+  TERRACE_RETURN_IF_ERROR(ReadFully(file.get(), 0, std::as_writable_bytes(std::span(text))));
+  return text;
+}
+
+Status WriteFileAtomically(FileSystem* fs, const std::string& path,
+                           std::span<const std::byte> data) {
+  const std::string temporary = path + ".tmp";
+  Status removed = fs->Remove(temporary);  // Left by a crash.
+  if (!removed.ok() && removed.code() != StatusCode::kNotFound) return removed;
+  Status status = WriteTemporary(fs, temporary, data);
+  if (status.ok()) {
+    SyncPoint::Hit("io.write_atomically.before_rename");
+    status = fs->Rename(temporary, path);
+  }
+  if (!status.ok()) {
+    // The first error is the one to tell; what stays is removed by the next writer.
+    (void)fs->Remove(temporary).ok();
+    return status;
+  }
+  SyncPoint::Hit("io.write_atomically.before_sync_directory");
+  TERRACE_RETURN_IF_ERROR(fs->SyncDirectory(FolderOf(path)));
+  SyncPoint::Hit("io.write_atomically.done");
+  return OkStatus();
+}
+
+Status RemoveTree(FileSystem* fs, const std::string& path) {
+  Result<FileInfo> info = fs->Stat(path);
+  if (!info.ok()) {
+    return info.status().code() == StatusCode::kNotFound ? OkStatus() : info.status();
+  }
+  if (!info->is_directory) return fs->Remove(path);
+  TERRACE_ASSIGN_OR_RETURN(std::vector<FileInfo> entries, fs->List(path));
+  for (const FileInfo& entry : entries) {
+    std::string child = JoinPath(path, entry.name);
+    TERRACE_RETURN_IF_ERROR(entry.is_directory ? RemoveTree(fs, child) : fs->Remove(child));
+  }
+  return fs->RemoveDirectory(path);
+}
+
+std::string JoinPath(std::string_view folder, std::string_view name) {
+  if (folder.empty() || name.starts_with('/')) return std::string(name);
+  if (folder.ends_with('/')) return fmt::format("{}{}", folder, name);
+  return fmt::format("{}/{}", folder, name);
+}
+
+}  // namespace terrace

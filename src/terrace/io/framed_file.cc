@@ -1,0 +1,145 @@
+#include "terrace/io/framed_file.h"
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <cstddef>
+#include <cstring>
+#include <type_traits>
+
+#include "terrace/base/check.h"
+
+namespace terrace {
+namespace {
+
+static_assert(std::endian::native == std::endian::little,
+              "formats are little-endian and structs are written as they lie in memory");
+
+struct FrameHeader {
+  char magic[8];
+  std::uint32_t version;
+  std::uint32_t header_bytes;
+  std::uint64_t payload_bytes;
+  std::uint64_t payload_checksum;
+  std::uint8_t reserved[24];
+  std::uint64_t header_checksum;  // Of the bytes before it.
+};
+static_assert(sizeof(FrameHeader) == 64);
+static_assert(offsetof(FrameHeader, version) == 8);
+static_assert(offsetof(FrameHeader, header_bytes) == 12);
+static_assert(offsetof(FrameHeader, payload_bytes) == 16);
+static_assert(offsetof(FrameHeader, payload_checksum) == 24);
+static_assert(offsetof(FrameHeader, reserved) == 32);
+static_assert(offsetof(FrameHeader, header_checksum) == 56);
+static_assert(std::has_unique_object_representations_v<FrameHeader>);
+
+std::uint64_t HeaderChecksum(const FrameHeader& header) {
+  return Checksum64(
+      std::as_bytes(std::span(&header, 1)).first(offsetof(FrameHeader, header_checksum)));
+}
+
+// What the file holds, fit for a message whatever bytes it has.
+std::string Printable(std::string_view text) {
+  std::string result;
+  for (char c : text) result += c >= ' ' && c <= '~' ? c : '?';
+  return result;
+}
+
+Status CheckHeader(const FrameHeader& header, std::uint64_t file_bytes, const std::string& path,
+                   std::string_view magic, std::uint32_t newest_version) {
+  std::string_view found(header.magic, sizeof(header.magic));
+  if (found != magic) {
+    return CorruptionError(fmt::format("'{}' is no {} file: it starts with '{}' at byte 0", path,
+                                       magic, Printable(found)));
+  }
+  if (HeaderChecksum(header) != header.header_checksum) {
+    return CorruptionError(
+        fmt::format("'{}': the header (bytes 0 to 63) fails its checksum", path));
+  }
+  if (header.version > newest_version) {
+    return InvalidArgumentError(fmt::format(
+        "'{}' has format version {}, written by a newer terrace; this one reads up to version {}: "
+        "use the newer program",
+        path, header.version, newest_version));
+  }
+  const std::uint8_t zero[sizeof(header.reserved)] = {};
+  if (header.version == 0 || header.header_bytes != sizeof(FrameHeader) ||
+      std::memcmp(header.reserved, zero, sizeof(zero)) != 0) {
+    return CorruptionError(fmt::format(
+        "'{}': the header has version {}, length {} or reserved bytes that no terrace writes", path,
+        header.version, header.header_bytes));
+  }
+  if (header.payload_bytes != file_bytes - sizeof(FrameHeader)) {
+    return CorruptionError(fmt::format("'{}' has {} bytes and should have {} + {}: it was torn",
+                                       path, file_bytes, sizeof(FrameHeader),
+                                       header.payload_bytes));
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+std::string EncodeFramed(std::string_view magic, std::uint32_t version,
+                         std::span<const std::byte> payload) {
+  FrameHeader header = {};
+  TERRACE_CHECK(magic.size() == sizeof(header.magic));
+  TERRACE_CHECK(version >= 1);
+  std::memcpy(header.magic, magic.data(), sizeof(header.magic));
+  header.version = version;
+  header.header_bytes = sizeof(header);
+  header.payload_bytes = payload.size();
+  header.payload_checksum = Checksum64(payload);
+  header.header_checksum = HeaderChecksum(header);
+  std::string bytes;
+  bytes.reserve(sizeof(header) + payload.size());
+  bytes.append(reinterpret_cast<const char*>(&header), sizeof(header));
+  bytes.append(reinterpret_cast<const char*>(payload.data()), payload.size());
+  return bytes;
+}
+
+Result<std::string_view> DecodeFramed(std::string_view bytes, const std::string& path,
+                                      std::string_view magic, std::uint32_t newest_version) {
+  TERRACE_CHECK(magic.size() == sizeof(FrameHeader::magic));
+  FrameHeader header;
+  if (bytes.size() < sizeof(header)) {
+    return CorruptionError(fmt::format("'{}' ends at byte {}, inside the header of {} bytes", path,
+                                       bytes.size(), sizeof(header)));
+  }
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  TERRACE_RETURN_IF_ERROR(CheckHeader(header, bytes.size(), path, magic, newest_version));
+  std::string_view payload = bytes.substr(sizeof(header));
+  if (Checksum64(std::as_bytes(std::span(payload))) != header.payload_checksum) {
+    return CorruptionError(fmt::format("'{}': the payload (bytes {} to {}) fails its checksum",
+                                       path, sizeof(header), bytes.size() - 1));
+  }
+  return payload;
+}
+
+Result<FileDigest> WriteFramedFile(FileSystem* fs, const std::string& path, std::string_view magic,
+                                   std::uint32_t version, std::span<const std::byte> payload) {
+  const std::string bytes = EncodeFramed(magic, version, payload);
+  const std::span<const std::byte> view = std::as_bytes(std::span(bytes));
+  TERRACE_RETURN_IF_ERROR(WriteFileAtomically(fs, path, view));
+  return FileDigest{bytes.size(), Checksum64(view)};
+}
+
+Result<std::string> ReadFramedFile(FileSystem* fs, const std::string& path, std::string_view magic,
+                                   std::uint32_t newest_version, const FileDigest* expected) {
+  TERRACE_ASSIGN_OR_RETURN(std::string bytes, ReadFileToString(fs, path));
+  // First, so that the file's own faults get the clearer message.
+  TERRACE_ASSIGN_OR_RETURN(std::string_view payload,
+                           DecodeFramed(bytes, path, magic, newest_version));
+  if (expected != nullptr) {
+    std::uint64_t checksum = Checksum64(std::as_bytes(std::span(bytes)));
+    if (bytes.size() != expected->size || checksum != expected->checksum) {
+      return CorruptionError(fmt::format(
+          "'{}' is sound but another file than the one named: {} bytes with checksum {:016x}, "
+          "expected {} bytes with {:016x}",
+          path, bytes.size(), checksum, expected->size, expected->checksum));
+    }
+  }
+  bytes.erase(0, bytes.size() - payload.size());
+  return bytes;
+}
+
+}  // namespace terrace
