@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "terrace/base/ids.h"
@@ -50,7 +51,13 @@ struct SegmentSpec {
                     // has its own).
 };
 
+// The names a segment may have: pooled by slot into the network's input block, or one weight per
+// key summed over the example.
+inline constexpr std::string_view kEmbeddingSegment = "embedding";
+inline constexpr std::string_view kWideSegment = "wide";
+
 struct Segment : SegmentSpec {
+  std::uint64_t stream = 0;         // Of its random numbers: hash of the table's and its own name.
   std::uint32_t weight_offset = 0;  // Bytes from the row's start.
   std::uint32_t state_offset = 0;   // Likewise.
   std::uint32_t state_floats = 0;
@@ -67,8 +74,9 @@ struct RowField {
 
 class RowSchema {
  public:
-  // kInvalidArgument: no segment, a zero or huge dimension, FTRL with an initializer other than
-  // zeros, names twice.
+  // kInvalidArgument: no segment, a name that is unknown or given twice, a zero or huge dimension,
+  // a wide segment of more than one weight, FTRL with an initializer other than zeros or with the
+  // table's l2, settings of an optimizer that could divide by zero.
   static Result<RowSchema> Create(std::string table, std::vector<SegmentSpec> segments);
 
   const std::string& table() const { return table_; }
@@ -96,7 +104,6 @@ class RowSchema {
   std::string table_;
   std::vector<Segment> segments_;
   std::vector<RowField> fields_;
-  std::uint64_t table_hash_ = 0;
   std::uint32_t row_bytes_ = 0;
   std::uint32_t weight_floats_ = 0;
   std::uint32_t show_offset_ = 0;

@@ -3,12 +3,17 @@
 // exchange the sums between them. Threads: free functions over disjoint ranges; see each.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
 #include "terrace/table/row_schema.h"
 
 namespace terrace {
+
+// kNo takes the path for any dimension even where one for this dimension exists: tests compare
+// them.
+enum class Specialise : std::uint8_t { kYes, kNo };
 
 // What one mini-batch says of its distinct rows, by local row index r in [0, rows()).
 struct MiniBatchRows {
@@ -19,7 +24,9 @@ struct MiniBatchRows {
       example;  //   in the order of examples, then slots: the order in which gradients are summed.
   std::span<const std::uint32_t>
       input_offset;  // (occurrences) floats: where the occurrence's slot starts in a gradient line.
-  std::span<const float> value;  // (occurrences) per-key values, or empty: all 1.
+  // (occurrences) per-key values, or empty: all 1. A slot with mean pooling has value / number of
+  // its keys in the example here.
+  std::span<const float> value;
   std::size_t rows() const { return row.size(); }
 };
 
@@ -33,6 +40,7 @@ struct SparseGradients {
   const float* weight = nullptr;  // (examples) or nullptr: all 1.
 };
 
+// Of the distinct examples that hold the row's key: their weight, and their weight times label.
 struct StatisticsDelta {
   float show = 0;
   float click = 0;
@@ -40,19 +48,27 @@ struct StatisticsDelta {
 
 // Sums for rows [first, last): gradient_sum (last - first, schema.weight_floats()), delta (last -
 // first). The "embedding" segment takes columns [input_offset, + dim) of `line`; the "wide" segment
-// takes `wide`. Any split into ranges gives the same bits.
+// takes `wide`. A sum starts from the first occurrence's gradient; a row without occurrences has
+// zeros. Any split into ranges gives the same bits. Ranges of a few hundred rows, each followed by
+// its Apply, keep the sums in the first levels of the processor's cache.
 void Accumulate(const RowSchema& schema, const MiniBatchRows& rows,
                 const SparseGradients& gradients, std::size_t first, std::size_t last,
-                float* gradient_sum, StatisticsDelta* delta);
+                float* gradient_sum, StatisticsDelta* delta,
+                Specialise specialise = Specialise::kYes);
 
 struct ApplyStep {
-  std::span<const float> learning_rate;  // (segments) of this step, by each segment's schedule.
+  std::span<const float> learning_rate;  // (segments) of this step, by each segment's schedule;
+                                         // FTRL reads its alpha instead.
   std::uint64_t examples_seen = 0;  // Trained after this mini-batch: becomes last_seen of its rows.
 };
 
 // Applies the optimizers of all segments and the statistics to `count` distinct rows. rows:
 // (count), sums as above.
 void Apply(const RowSchema& schema, const ApplyStep& step, std::span<std::byte* const> rows,
-           const float* gradient_sum, const StatisticsDelta* delta);
+           const float* gradient_sum, const StatisticsDelta* delta,
+           Specialise specialise = Specialise::kYes);
+
+// No NaN and no infinity among the values.
+bool AllFinite(const float* values, std::size_t count);
 
 }  // namespace terrace

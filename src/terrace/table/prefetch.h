@@ -1,0 +1,29 @@
+// Asks for the cache lines of a byte range ahead of use. Threads: free functions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace terrace {
+
+inline constexpr std::size_t kCacheLineBytes = 64;
+
+// For reading, into all levels.
+inline void PrefetchRead(const void* data, std::size_t bytes) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(data) & ~(kCacheLineBytes - 1);
+  const auto end = reinterpret_cast<std::uintptr_t>(data) + bytes;
+  for (auto line = begin; line < end; line += kCacheLineBytes) {
+    __builtin_prefetch(reinterpret_cast<const void*>(line), 0, 3);
+  }
+}
+
+// For writing: takes the lines exclusively.
+inline void PrefetchWrite(const void* data, std::size_t bytes) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(data) & ~(kCacheLineBytes - 1);
+  const auto end = reinterpret_cast<std::uintptr_t>(data) + bytes;
+  for (auto line = begin; line < end; line += kCacheLineBytes) {
+    __builtin_prefetch(reinterpret_cast<const void*>(line), 1, 3);
+  }
+}
+
+}  // namespace terrace
