@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,20 +20,22 @@ struct ClickMetricsResult {
   double logloss = 0;      // Natural logarithm, mean by weight. NaN for no examples.
   double ne = 0;           // Log loss over that of the mean label; NaN when one class only.
   double calibration = 0;  // Mean prediction over mean label; NaN without clicks.
-  double mean_label = 0;
+  double mean_label = 0;   // Both means are NaN for no examples.
   double mean_prediction = 0;
 };
 
 class ClickMetrics {
  public:
   ClickMetrics();
+  // NaN: a NaN logit or probability makes auc, mean_prediction and calibration NaN for good; the
+  // trainer stops before that.
   // logit, label (0 or 1), weight (nullptr: 1): (count). logloss_sum: of these, as the network
   // summed it.
   void Add(const float* logit, const float* probability, const float* label, const float* weight,
            std::size_t count, double logloss_sum);
   ClickMetricsResult Compute() const;
-  // The whole state, for checkpoints; sparse, so short early in a run. Restore: kCorruption on
-  // foreign bytes.
+  // The whole state, for checkpoints (docs/formats/click_metrics.md); sparse, so short early in a
+  // run. Restore: kCorruption on foreign bytes, and nothing is changed.
   std::string Save() const;
   Status Restore(const std::string& bytes);
   std::uint64_t MemoryBytes() const;
