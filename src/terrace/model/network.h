@@ -42,8 +42,9 @@ class NetworkContext {
   // (examples) of the last Forward: the probability of a click, and the logit.
   virtual const float* probability() const = 0;
   virtual const float* logit() const = 0;
-  // Gradient of the mini-batch's loss by the last Backward: (examples, stride) with the columns of
-  // input().block, and (examples) of the wide input or nullptr.
+  // Gradient of the mini-batch's loss by the last Backward: (examples, stride), columns
+  // [0, embedding_width) as in input().block; nobody needs those of the dense features, and they
+  // stay zero. nullptr without embeddings. And (examples) of the wide input, or nullptr.
   virtual const float* block_gradient() const = 0;
   virtual std::size_t block_gradient_stride() const = 0;
   virtual const float* wide_gradient() const = 0;
@@ -89,8 +90,8 @@ class Network {
   // After all parts: sum of squares of the reduced gradient in double, in a fixed order. NaN or Inf
   // tells a bad gradient.
   virtual double GradientSquareSum() = 0;
-  // Applies clip_norm (of the whole gradient), l2 and the optimizer, in parts as above. Advance()
-  // once after all parts.
+  // Applies clip_norm (of the whole gradient), l2 and the optimizer, in parts as above. Starts
+  // after all parts of ReduceGradients; Advance() once after all parts.
   virtual void ApplyGradients(const DenseStep& step, int part, int parts) = 0;
   virtual void Advance() = 0;
 
@@ -124,8 +125,7 @@ struct NetworkSpec {
 };
 
 // Starts each parameter as a function of (seed, name, element index): weights He-uniform by fan-in,
-// biases zero. kInvalidArgument: an unknown type, a width of 0. Implemented in model/ with torch
-// inside.
+// biases zero. kInvalidArgument: an unknown type, a width of 0.
 Result<std::unique_ptr<Network>> CreateNetwork(const NetworkSpec& spec,
                                                const NetworkInputSpec& inputs, std::uint64_t seed);
 
