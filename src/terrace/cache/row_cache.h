@@ -29,6 +29,8 @@ struct RowCacheOptions {
                               << 20;  // Dirty rows that leave together; larger: better writes.
   bool background_write_back =
       true;  // false: Pin writes what it evicts before it goes on (depth 0).
+  // Grain of the arenas; 0: 2 MiB, less for a small capacity and more for a huge one.
+  std::uint64_t chunk_bytes = 0;
   // Fills the row that a key starts with: a pure function of the key.
   std::function<void(Key, std::byte*)> create_row;
 };
@@ -64,7 +66,7 @@ class PinnedRows {
   void Release();
 
  private:
-  friend class RowCache;
+  friend class RowCacheImpl;
   RowCache* cache_ = nullptr;
   std::vector<std::byte*> rows_;        // (keys of the Pin)
   std::vector<std::uint32_t> entries_;  // (keys of the Pin) places in the cache's metadata
@@ -85,9 +87,10 @@ class RowCache {
 
   // Brings the rows of `keys` (distinct) to memory, creating what exists nowhere, and pins them.
   // Reserves the memory of the whole set first and waits for earlier sets to be released until
-  // there is enough; nothing is pinned meanwhile. Blocks: on reads, on that wait. kOutOfMemory at
-  // once: more than MaxPinnedRows(). kAborted: after Abort(). On error nothing is pinned, and no
-  // row has changed.
+  // there is enough; nothing is pinned meanwhile. Blocks: on reads, on that wait, on writes when
+  // the write buffers are full. kOutOfMemory at once: more than MaxPinnedRows(). After Abort(): its
+  // cause. After a failed write-back: its failure, until FlushDirty has overcome it. On error
+  // nothing is pinned, and no row has changed.
   virtual Result<PinnedRows> Pin(std::span<const Key> keys) = 0;
 
   // Copies the rows of `keys` (distinct) as trained so far: found[i] = 1 and row_bytes() at
@@ -98,19 +101,22 @@ class RowCache {
 
   // Writes every dirty row, pinned or not, to its store, and waits for all write-back in flight:
   // afterwards the stores hold all that was trained. REQUIRES: no row is being trained meanwhile.
-  // On error the rows stay dirty.
+  // Runs beside a Pin, even one that waits for memory, and after Abort(). On error the rows stay
+  // dirty; the next call tries again what failed before.
   virtual Status FlushDirty() = 0;
   // An upper bound of the bytes that FlushDirty would write now.
   virtual std::uint64_t dirty_bytes() const = 0;
 
   // Changes the limit. Smaller: evicts, and gives arena chunks back to the system as they empty.
-  // kOutOfMemory: pinned rows hold more; the limit then stays at what is possible and is reached as
-  // they leave.
+  // Blocks: on writes. kOutOfMemory: pinned rows hold more; the limit then stays at what is
+  // possible and is reached as they leave. kInvalidArgument: too small to work with; nothing
+  // changed.
   virtual Status SetCapacity(std::uint64_t capacity_bytes) = 0;
 
-  // Ends every wait with `cause`; Pin fails from now on.
+  // Ends Pin's waits with `cause`; Pin fails from now on. FlushDirty still works, so that an
+  // interrupted run can make its checkpoint.
   virtual void Abort(const Status& cause) = 0;
-  // First error of the background write-back, if any.
+  // The failure of a write-back, if any; until FlushDirty has overcome it.
   virtual Status background_status() const = 0;
 
   virtual RowCacheStats stats() const = 0;

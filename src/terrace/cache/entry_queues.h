@@ -1,0 +1,67 @@
+// EntryQueues: first-in-first-out queues of entries over one pool of blocks. An entry is in one
+// queue at most; it leaves from the middle by changing Entry::place, and its old reference is
+// skipped later. So a visit costs no neighbour's cache line, and what is taken next is known ahead
+// and prefetched. Memory is bounded: when the blocks are used up, dead references are swept out.
+// Threads: guarded by its owner. Borrows the arena.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "terrace/base/status.h"
+#include "terrace/cache/row_arena.h"
+
+namespace terrace {
+
+class EntryQueues {
+ public:
+  static constexpr int kMaxQueues = 64;
+
+  EntryQueues(RowArena* arena, int queues);
+  // Memory for `rows` entries at a time.
+  static std::uint64_t BytesFor(std::uint64_t rows, int queues);
+  // Makes room for `rows` entries; smaller: gives memory back. REQUIRES: no more entries are in the
+  // queues. kOutOfMemory: nothing changed.
+  Status Reserve(std::uint64_t rows);
+  std::uint64_t bytes() const { return segments_.size() * kSegmentBytes; }
+
+  // Sets the entry's place (kFirstQueue + queue) and position. REQUIRES: it is in no queue.
+  void Push(int queue, EntryId id);
+  // The oldest entry that is still in the queue, now kHeld; kNoEntry when there is none.
+  EntryId Pop(int queue);
+  // Drops references to entries that left their queue. Afterwards only entries in a queue are
+  // referred to, so that other chunks can be released.
+  void Sweep();
+
+ private:
+  static constexpr std::uint32_t kBlockWords = 64;  // The first names the next block.
+  static constexpr std::uint32_t kSegmentBlocks = 64;
+  static constexpr std::uint64_t kSegmentBytes =
+      std::uint64_t{kSegmentBlocks} * kBlockWords * sizeof(std::uint32_t);
+  static constexpr std::uint32_t kNoBlock = ~std::uint32_t{0};
+  using Segment = std::array<std::uint32_t, kSegmentBlocks * kBlockWords>;
+
+  struct Queue {
+    std::uint32_t head = kNoBlock, tail = kNoBlock;
+    std::uint32_t head_word = 1, tail_word = 1;  // Next to pop in head, next to push in tail.
+  };
+
+  static std::uint64_t BlocksFor(std::uint64_t rows, int queues);
+  std::uint32_t* block(std::uint32_t number) {
+    return &(*segments_[number / kSegmentBlocks])[number % kSegmentBlocks * kBlockWords];
+  }
+  void FreeBlock(std::uint32_t number);
+  void Append(Queue* queue, std::uint8_t place, EntryId id);
+  void AddSegment(std::unique_ptr<Segment> segment);
+
+  RowArena* const arena_;
+  const int queue_count_;
+  std::array<Queue, kMaxQueues> queues_;
+  std::vector<std::unique_ptr<Segment>> segments_;
+  std::uint32_t free_block_ = kNoBlock;            // List through the first words.
+  std::uint32_t block_limit_ = ~std::uint32_t{0};  // Blocks from here on are not used again.
+};
+
+}  // namespace terrace

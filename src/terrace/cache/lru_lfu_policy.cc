@@ -1,0 +1,136 @@
+#include <array>
+#include <bit>
+
+#include "terrace/cache/entry_queues.h"
+#include "terrace/cache/eviction_policy.h"
+
+namespace terrace {
+namespace {
+
+constexpr int kLru = 0;  // Queue 0; the classes of the LFU follow.
+constexpr std::uint8_t kTopFrequency = 255;
+constexpr std::uint8_t kExactFrequencies = 16;
+
+// Classes of frequencies 0..15, then 16..23, 24..31, ...
+constexpr int ClassOf(std::uint8_t frequency) {
+  return frequency < kExactFrequencies ? frequency
+                                       : kExactFrequencies + (frequency - kExactFrequencies) / 8;
+}
+constexpr int kClasses = ClassOf(kTopFrequency) + 1;
+constexpr int kQueues = kClasses + 1;
+static_assert(kQueues <= EntryQueues::kMaxQueues && kClasses <= 64);
+
+class LruLfuPolicy : public EvictionPolicy {
+ public:
+  LruLfuPolicy(RowArena* arena, double lru_share)
+      : arena_(arena), lru_share_(lru_share), queues_(arena, kQueues) {}
+
+  std::uint64_t BytesFor(std::uint64_t rows) const override {
+    return EntryQueues::BytesFor(rows, kQueues);
+  }
+  Status Reserve(std::uint64_t rows) override { return queues_.Reserve(rows); }
+  std::uint64_t bytes() const override { return queues_.bytes(); }
+  void SetLimit(std::uint64_t rows) override {
+    lru_limit_ = static_cast<std::uint64_t>(static_cast<double>(rows) * lru_share_);
+    Balance();
+  }
+
+  void Visit(std::span<const EntryId> entries) override {
+    for (const EntryId id : entries) {
+      Entry& entry = arena_->entry(id);
+      if (entry.frequency != kTopFrequency) ++entry.frequency;
+      if (entry.place == kHeld) continue;
+      Leave(entry.place);
+      entry.place = kHeld;
+      ++held_rows_;
+    }
+  }
+
+  void Admit(std::span<const EntryId> entries) override {
+    for (const EntryId id : entries) {
+      Entry& entry = arena_->entry(id);
+      entry.frequency = 1;
+      entry.place = kHeld;
+    }
+    held_rows_ += entries.size();
+  }
+
+  void Release(std::span<const EntryId> entries) override {
+    for (const EntryId id : entries) queues_.Push(kLru, id);
+    held_rows_ -= entries.size();
+    lru_rows_ += entries.size();
+    Balance();
+  }
+
+  void Forget(EntryId id) override {
+    const std::uint8_t place = arena_->entry(id).place;
+    if (place == kHeld) {
+      --held_rows_;
+    } else {
+      Leave(place);
+    }
+  }
+
+  std::size_t TakeVictims(std::size_t count, EntryId* victims) override {
+    std::size_t taken = 0;
+    while (taken < count) {
+      int queue = kLru;
+      if (used_classes_ != 0) {
+        queue = 1 + std::countr_zero(used_classes_);
+      } else if (lru_rows_ == 0) {
+        break;
+      }
+      const EntryId id = queues_.Pop(queue);
+      TERRACE_CHECK(id != kNoEntry);
+      Leave(static_cast<std::uint8_t>(kFirstQueue + queue));
+      victims[taken++] = id;
+    }
+    return taken;
+  }
+
+  void Sweep() override { queues_.Sweep(); }
+
+ private:
+  // Counts a row out of its queue.
+  void Leave(std::uint8_t place) {
+    const int queue = place - kFirstQueue;
+    if (queue == kLru) {
+      --lru_rows_;
+      return;
+    }
+    const int frequency_class = queue - 1;
+    if (--class_rows_[static_cast<std::size_t>(frequency_class)] == 0) {
+      used_classes_ &= ~(std::uint64_t{1} << frequency_class);
+    }
+  }
+
+  // What the LRU holds beyond its limit, oldest first, goes to the LFU.
+  void Balance() {
+    while (lru_rows_ > 0 && lru_rows_ + held_rows_ > lru_limit_) {
+      const EntryId id = queues_.Pop(kLru);
+      TERRACE_CHECK(id != kNoEntry);
+      --lru_rows_;
+      const int frequency_class = ClassOf(arena_->entry(id).frequency);
+      queues_.Push(1 + frequency_class, id);
+      ++class_rows_[static_cast<std::size_t>(frequency_class)];
+      used_classes_ |= std::uint64_t{1} << frequency_class;
+    }
+  }
+
+  RowArena* const arena_;
+  const double lru_share_;
+  EntryQueues queues_;
+  std::uint64_t lru_limit_ = 0;  // Rows, held ones included.
+  std::uint64_t held_rows_ = 0;
+  std::uint64_t lru_rows_ = 0;  // Not held.
+  std::array<std::uint64_t, kClasses> class_rows_{};
+  std::uint64_t used_classes_ = 0;  // Bit c: class c has rows.
+};
+
+}  // namespace
+
+std::unique_ptr<EvictionPolicy> MakeLruLfuPolicy(RowArena* arena, double lru_share) {
+  return std::make_unique<LruLfuPolicy>(arena, lru_share);
+}
+
+}  // namespace terrace

@@ -1,0 +1,615 @@
+#include "terrace/cache/row_cache.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "terrace/base/sync_point.h"
+#include "terrace/cache/row_cache_impl.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::size_t kGroup = 64;          // Keys looked up together; their lines fit into L1.
+constexpr std::uint32_t kVictims = 32;      // Rows evicted together, likewise.
+constexpr std::uint32_t kMaxHandles = 255;  // Entry::pins has eight bits.
+constexpr std::uint32_t kMaxBufferRows = (std::uint32_t{1} << 24) - 1;
+
+// Chunks of 2 MiB, but about sixteen in a small cache, so that capacity is used well, and at most
+// 4,096 in a large one, because every chunk is a mapping.
+std::uint64_t ChunkBytes(const RowCacheOptions& options) {
+  constexpr std::uint64_t kPage = 4096;
+  const std::uint64_t least =
+      (options.row_bytes + 7 + sizeof(Entry) + 64 + kPage - 1) / kPage * kPage;
+  std::uint64_t bytes = options.chunk_bytes / kPage * kPage;
+  if (options.chunk_bytes == 0) {
+    bytes = std::min(options.capacity_bytes / 16 / kPage * kPage, kHugePageBytes);
+    const std::uint64_t pages = (options.capacity_bytes / 4096 + kHugePageBytes - 1);
+    bytes = std::max(bytes, pages / kHugePageBytes * kHugePageBytes > kHugePageBytes
+                                ? pages / kHugePageBytes * kHugePageBytes
+                                : 0);
+  }
+  return std::max(bytes, least);
+}
+
+WriteBackOptions BufferOptions(const RowCacheOptions& options, std::size_t shards) {
+  WriteBackOptions result;
+  result.row_bytes = options.row_bytes;
+  result.background = options.background_write_back;
+  // Each shard gets flush_bytes at a time, but all buffers stay within an eighth of the capacity.
+  const std::uint64_t bytes = std::min(options.flush_bytes * shards, options.capacity_bytes / 16);
+  const std::uint64_t rows = bytes / (options.row_bytes + 40);
+  result.buffer_rows =
+      static_cast<std::uint32_t>(std::clamp<std::uint64_t>(rows, 1, kMaxBufferRows));
+  return result;
+}
+
+}  // namespace
+
+PinnedRows::PinnedRows(PinnedRows&& other) noexcept
+    : cache_(std::exchange(other.cache_, nullptr)),
+      rows_(std::exchange(other.rows_, {})),
+      entries_(std::exchange(other.entries_, {})) {}
+
+PinnedRows& PinnedRows::operator=(PinnedRows&& other) noexcept {
+  if (this != &other) {
+    Release();
+    cache_ = std::exchange(other.cache_, nullptr);
+    rows_ = std::exchange(other.rows_, {});
+    entries_ = std::exchange(other.entries_, {});
+  }
+  return *this;
+}
+
+void PinnedRows::MarkDirty(std::span<const std::uint32_t> working_rows) {
+  if (working_rows.empty()) return;
+  TERRACE_CHECK(cache_ != nullptr);
+  cache_->MarkDirtyEntries(*this, working_rows);
+}
+
+void PinnedRows::Release() {
+  if (cache_ != nullptr) std::exchange(cache_, nullptr)->Unpin(*this);
+  rows_ = {};
+  entries_ = {};
+}
+
+Result<std::unique_ptr<RowCache>> RowCache::Create(const RowCacheOptions& options, Clock* clock,
+                                                   std::vector<Store*> stores) {
+  return RowCacheImpl::Make(options, clock, std::move(stores));
+}
+
+Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& options, Clock* clock,
+                                                     std::vector<Store*> stores) {
+  if (options.row_bytes == 0 || options.row_bytes > (std::uint32_t{1} << 30)) {
+    return InvalidArgumentError("a row of " + std::to_string(options.row_bytes) +
+                                " bytes: a cache holds rows of 1 byte to 1 GiB");
+  }
+  if (stores.empty() || stores.size() > 0xffff || !options.create_row || options.flush_bytes == 0) {
+    return InvalidArgumentError("a cache needs stores, create_row and flush_bytes");
+  }
+  if (!(options.lru_share >= 0 && options.lru_share <= 1)) {
+    return InvalidArgumentError("lru_share must lie between 0 and 1");
+  }
+  const std::uint64_t chunk_bytes = ChunkBytes(options);
+  const WriteBackOptions buffers = BufferOptions(options, stores.size());
+  const std::uint32_t rows = RowArena::RowsPerChunk(options.row_bytes, chunk_bytes);
+  TERRACE_CHECK(rows > 0);
+  // What is too small is refused before anything is allocated.
+  const std::uint64_t fixed_bytes = WriteBack::BytesFor(buffers);
+  if (fixed_bytes + chunk_bytes > options.capacity_bytes) {
+    return InvalidArgumentError("a cache of " + std::to_string(options.capacity_bytes) +
+                                " bytes is too small: its write buffers take " +
+                                std::to_string(fixed_bytes) + " and its first " +
+                                std::to_string(rows) + " rows " + std::to_string(chunk_bytes));
+  }
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<WriteBack> write_back,
+                           WriteBack::Create(buffers, stores));
+  std::unique_ptr<RowCacheImpl> cache(
+      new RowCacheImpl(options, clock, std::move(stores), chunk_bytes, std::move(write_back)));
+  TERRACE_RETURN_IF_ERROR(cache->SetCapacity(options.capacity_bytes));
+  return std::unique_ptr<RowCache>(std::move(cache));
+}
+
+RowCacheImpl::RowCacheImpl(const RowCacheOptions& options, Clock* clock, std::vector<Store*> stores,
+                           std::uint64_t chunk_bytes, std::unique_ptr<WriteBack> write_back)
+    : options_(options),
+      clock_(clock),
+      stores_(std::move(stores)),
+      victims_at_once_(std::min(kVictims, BufferOptions(options, stores_.size()).buffer_rows)),
+      write_back_(std::move(write_back)),
+      arena_(options.row_bytes, chunk_bytes),
+      policy_(MakeLruLfuPolicy(&arena_, options.lru_share)) {}
+
+RowCacheImpl::~RowCacheImpl() {
+  MutexLock lock(&mu_);
+  TERRACE_CHECK(handles_ == 0);
+}
+
+std::size_t RowCacheImpl::MaxPinnedRows() const {
+  MutexLock lock(&mu_);
+  return RowsIn(target_chunks_);
+}
+
+void RowCacheImpl::Lookup(std::span<const Key> keys, EntryId* entries) const {
+  std::array<std::uint64_t, kGroup> hashes;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    hashes[i] = MixKey(keys[i]);
+    map_.Prefetch(hashes[i]);
+  }
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    entries[i] = map_.Candidate(hashes[i]);
+    if (entries[i] != kNoEntry) __builtin_prefetch(&arena_.entry(entries[i]), 1);
+  }
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (entries[i] != kNoEntry && arena_.entry(entries[i]).key == keys[i]) continue;
+    const Key key = keys[i];
+    entries[i] =
+        map_.Find(hashes[i], [this, key](EntryId id) { return arena_.entry(id).key == key; });
+  }
+}
+
+Result<PinnedRows> RowCacheImpl::Pin(std::span<const Key> keys) {
+  MutexLock one_pin(&pin_mu_);
+  PinnedRows pinned;
+  pinned.entries_.assign(keys.size(), kNoEntry);
+  pinned.rows_.resize(keys.size());
+  Missing missing;
+  {
+    MutexLock lock(&mu_);
+    TERRACE_RETURN_IF_ERROR(Reserve(keys));
+    PinPresent(keys, &pinned, &missing);
+    const Status allocated = AllocateMissing(&pinned, &missing);
+    if (!allocated.ok()) {
+      UndoPin(pinned, missing);
+      return allocated;
+    }
+    if (missing.keys.empty()) {
+      Publish(pinned, missing);
+      pinned.cache_ = this;
+      return pinned;
+    }
+    // Under mu_: until then a buffer could be written, and its rows read from the store.
+    write_back_->Copy(missing.keys, missing.rows, missing.found);
+  }
+  const Status loaded = LoadMissing(&missing);
+  MutexLock lock(&mu_);
+  if (!loaded.ok()) {
+    UndoPin(pinned, missing);
+    return loaded;
+  }
+  Publish(pinned, missing);
+  pinned.cache_ = this;
+  return pinned;
+}
+
+Status RowCacheImpl::Reserve(std::span<const Key> keys) {
+  bool waited = false;
+  while (true) {
+    if (!aborted_.ok()) return aborted_;
+    TERRACE_RETURN_IF_ERROR(write_back_->status());
+    CloseChunks();
+    TERRACE_RETURN_IF_ERROR(ReleaseClosed());
+    const std::uint64_t limit = RowsIn(target_chunks_);
+    if (keys.size() > limit) {
+      return OutOfMemoryError(
+          "a working set of " + std::to_string(keys.size()) +
+          " rows does not fit into a cache of " + std::to_string(limit) +
+          " rows: a larger memory.budget or a smaller training.batch is needed");
+    }
+    if (handles_ < kMaxHandles) {
+      std::uint64_t needed = keys.size();
+      if (held_rows_ + needed > limit) needed = CountNotHeld(keys);
+      if (held_rows_ + needed <= limit) {
+        needed_rows_ = needed;
+        CloseChunks();
+        return OkStatus();
+      }
+    }
+    if (!std::exchange(waited, true)) ++counts_.reserve_waits;
+    room_.Wait(&mu_);
+  }
+}
+
+std::uint64_t RowCacheImpl::CountNotHeld(std::span<const Key> keys) const {
+  std::array<EntryId, kGroup> entries;
+  std::uint64_t count = 0;
+  for (std::size_t begin = 0; begin < keys.size(); begin += kGroup) {
+    const auto group = keys.subspan(begin, std::min(kGroup, keys.size() - begin));
+    Lookup(group, entries.data());
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      count += entries[i] == kNoEntry || arena_.entry(entries[i]).pins == 0;
+    }
+  }
+  return count;
+}
+
+void RowCacheImpl::PinPresent(std::span<const Key> keys, PinnedRows* pinned, Missing* missing) {
+  std::array<EntryId, kGroup> present;
+  for (std::size_t begin = 0; begin < keys.size(); begin += kGroup) {
+    const auto group = keys.subspan(begin, std::min(kGroup, keys.size() - begin));
+    EntryId* entries = pinned->entries_.data() + begin;
+    Lookup(group, entries);
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      if (entries[i] == kNoEntry) {
+        missing->index.push_back(static_cast<std::uint32_t>(begin + i));
+        continue;
+      }
+      present[count++] = entries[i];
+      pinned->rows_[begin + i] = arena_.row(entries[i]);
+    }
+    policy_->Visit({present.data(), count});
+    for (std::size_t i = 0; i < count; ++i) {
+      if (arena_.entry(present[i]).pins++ > 0) continue;
+      arena_.Hold(present[i]);
+      ++held_rows_;
+    }
+  }
+  needed_rows_ = missing->index.size();
+  missing->keys.reserve(missing->index.size());
+  for (const std::uint32_t index : missing->index) missing->keys.push_back(keys[index]);
+  missing->found.assign(missing->index.size(), 0);
+}
+
+Status RowCacheImpl::AllocateMissing(PinnedRows* pinned, Missing* missing) {
+  std::array<EntryId, kVictims> freed;
+  const std::size_t wanted = missing->keys.size();
+  missing->rows.reserve(wanted);
+  const auto take = [&](EntryId id) {
+    const std::size_t number = missing->rows.size();
+    arena_.entry(id).key = missing->keys[number];
+    pinned->entries_[missing->index[number]] = id;
+    pinned->rows_[missing->index[number]] = arena_.row(id);
+    missing->rows.push_back(arena_.row(id));
+    ++held_rows_;
+    --needed_rows_;
+  };
+  bool evicted = false;
+  while (missing->rows.size() < wanted) {
+    const EntryId id = arena_.Allocate();
+    if (id != kNoEntry) {
+      take(id);
+      continue;
+    }
+    if (arena_.present_chunks() < max_chunks_) {
+      TERRACE_RETURN_IF_ERROR(AddChunk());
+      continue;
+    }
+    if (write_back_->Room() < victims_at_once_) {
+      mu_.Unlock();
+      Status room = write_back_->MakeRoom(victims_at_once_, /*cancellable=*/true);
+      mu_.Lock();
+      if (!room.ok()) return room;
+      continue;
+    }
+    const std::size_t count = EvictGroup(wanted - missing->rows.size(), freed.data());
+    for (std::size_t i = 0; i < count; ++i) take(freed[i]);
+    evicted = true;
+  }
+  if (!evicted || options_.background_write_back) return OkStatus();
+  mu_.Unlock();
+  Status written = write_back_->WriteNow();
+  mu_.Lock();
+  return written;
+}
+
+Status RowCacheImpl::AddChunk() {
+  const std::uint64_t rows = RowsIn(arena_.present_chunks() + 1);
+  if (map_.capacity_rows() < rows) {
+    // Doubled, so that every row is moved once on average, but never beyond what the limit allows.
+    TERRACE_RETURN_IF_ERROR(
+        RebuildMap(std::max(rows, std::min(2 * map_.capacity_rows(), RowsIn(max_chunks_)))));
+  }
+  TERRACE_RETURN_IF_ERROR(policy_->Reserve(rows));
+  return arena_.AddChunk();
+}
+
+Status RowCacheImpl::RebuildMap(std::uint64_t rows) {
+  TERRACE_RETURN_IF_ERROR(map_.Reset(rows));
+  constexpr std::uint32_t kAhead = 16;  // Entries; what memory delivers while one is inserted.
+  for (std::uint32_t chunk = 0; chunk < arena_.chunk_numbers(); ++chunk) {
+    if (!arena_.present(chunk)) continue;
+    const std::uint32_t touched = arena_.touched(chunk);
+    for (std::uint32_t slot = 0; slot < touched; ++slot) {
+      if (slot + kAhead < touched) {
+        map_.Prefetch(MixKey(arena_.entry(arena_.id(chunk, slot + kAhead)).key));
+      }
+      const EntryId id = arena_.id(chunk, slot);
+      const Entry& entry = arena_.entry(id);
+      if (entry.place >= kHeld) map_.Insert(MixKey(entry.key), id);
+    }
+  }
+  return OkStatus();
+}
+
+std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed) {
+  std::array<EntryId, kVictims> victims;
+  const std::size_t count =
+      policy_->TakeVictims(std::min<std::size_t>(wanted, victims_at_once_), victims.data());
+  TERRACE_CHECK(count > 0);  // What is reserved is not held.
+  for (std::size_t i = 0; i < count; ++i) {
+    Entry& entry = arena_.entry(victims[i]);
+    map_.Prefetch(MixKey(entry.key));
+    if (LoadFlags(entry) == kDirtyFlag) __builtin_prefetch(arena_.row(victims[i]));
+  }
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    Evict(victims[i]);
+    if (arena_.is_closed(victims[i])) {
+      arena_.Free(victims[i]);
+      continue;
+    }
+    arena_.entry(victims[i]).place = kLoading;
+    arena_.Hold(victims[i]);
+    freed[kept++] = victims[i];
+  }
+  return kept;
+}
+
+void RowCacheImpl::Evict(EntryId id) {
+  Entry& entry = arena_.entry(id);
+  if (LoadFlags(entry) == kDirtyFlag) {
+    SyncPoint::Hit("cache.evict.before_write");
+    write_back_->Append(entry.key, arena_.row(id));
+    StoreFlags(entry, 0);
+    dirty_rows_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  map_.Erase(MixKey(entry.key), id);
+  ++counts_.evictions;
+}
+
+Status RowCacheImpl::LoadMissing(Missing* missing) {
+  std::vector<std::size_t> index;
+  std::vector<Key> keys;
+  std::vector<std::byte*> rows;
+  for (std::size_t i = 0; i < missing->keys.size(); ++i) {
+    if (missing->found[i] != 0) continue;
+    index.push_back(i);
+    keys.push_back(missing->keys[i]);
+    rows.push_back(missing->rows[i]);
+  }
+  if (keys.empty()) return OkStatus();
+  SyncPoint::Hit("cache.pin.before_read");
+  std::vector<std::uint8_t> found(keys.size(), 0);
+  const double begin = clock_->MonotonicSeconds();
+  TERRACE_RETURN_IF_ERROR(ReadFromStores(keys, rows, found));
+  missing->load_seconds = clock_->MonotonicSeconds() - begin;
+  missing->asked = keys.size();
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    missing->found[index[i]] = found[i];
+    if (found[i] != 0) continue;
+    options_.create_row(keys[i], rows[i]);
+    ++missing->created;
+  }
+  return OkStatus();
+}
+
+Status RowCacheImpl::ReadFromStores(std::span<const Key> keys, std::span<std::byte* const> rows,
+                                    std::span<std::uint8_t> found) {
+  MutexLock one_read(&read_mu_);
+  if (stores_.size() == 1) return stores_[0]->Read(keys, rows, found);
+  const auto shards = static_cast<std::uint32_t>(stores_.size());
+  std::vector<std::vector<std::size_t>> by_shard(shards);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    by_shard[ShardOfHash(MixKey(keys[i]), shards)].push_back(i);
+  }
+  for (std::uint32_t shard = 0; shard < shards; ++shard) {
+    const std::vector<std::size_t>& index = by_shard[shard];
+    if (index.empty()) continue;
+    std::vector<Key> shard_keys;
+    std::vector<std::byte*> shard_rows;
+    for (const std::size_t i : index) {
+      shard_keys.push_back(keys[i]);
+      shard_rows.push_back(rows[i]);
+    }
+    std::vector<std::uint8_t> shard_found(index.size(), 0);
+    const Status read = stores_[shard]->Read(shard_keys, shard_rows, shard_found);
+    if (!read.ok()) return read.WithContext("shard " + std::to_string(shard));
+    for (std::size_t i = 0; i < index.size(); ++i) found[index[i]] = shard_found[i];
+  }
+  return OkStatus();
+}
+
+void RowCacheImpl::Publish(const PinnedRows& pinned, const Missing& missing) {
+  std::array<EntryId, kGroup> group;
+  for (std::size_t begin = 0; begin < missing.keys.size(); begin += kGroup) {
+    const std::size_t count = std::min(kGroup, missing.keys.size() - begin);
+    for (std::size_t i = 0; i < count; ++i) {
+      map_.Prefetch(MixKey(missing.keys[begin + i]));
+      group[i] = pinned.entries_[missing.index[begin + i]];
+      __builtin_prefetch(&arena_.entry(group[i]), 1);
+    }
+    policy_->Admit({group.data(), count});
+    for (std::size_t i = 0; i < count; ++i) {
+      Entry& entry = arena_.entry(group[i]);
+      entry.pins = 1;
+      StoreFlags(entry, missing.found[begin + i] != 0 ? 0 : kNewFlag);
+      map_.Insert(MixKey(entry.key), group[i]);
+    }
+  }
+  counts_.hits += pinned.size() - missing.asked;
+  counts_.misses += missing.asked;
+  counts_.created += missing.created;
+  counts_.load_seconds += missing.load_seconds;
+  ++handles_;
+}
+
+void RowCacheImpl::UndoPin(const PinnedRows& pinned, const Missing& missing) {
+  std::vector<EntryId> present = pinned.entries_;
+  for (const std::uint32_t index : missing.index) {
+    const EntryId id = std::exchange(present[index], kNoEntry);
+    if (id == kNoEntry) continue;
+    arena_.Unhold(id);
+    arena_.Free(id);
+    --held_rows_;
+  }
+  std::erase(present, kNoEntry);
+  needed_rows_ = 0;
+  UnpinEntries(present);
+}
+
+void RowCacheImpl::MarkDirtyEntries(const PinnedRows& pinned,
+                                    std::span<const std::uint32_t> working_rows) {
+  constexpr std::size_t kAhead = 16;
+  std::uint64_t fresh = 0;
+  for (std::size_t i = 0; i < working_rows.size(); ++i) {
+    if (i + kAhead < working_rows.size()) {
+      __builtin_prefetch(&arena_.entry(pinned.entries_[working_rows[i + kAhead]]), 1);
+    }
+    fresh += SetDirty(arena_.entry(pinned.entries_[working_rows[i]])) ? 1 : 0;
+  }
+  dirty_rows_.fetch_add(fresh, std::memory_order_relaxed);
+}
+
+void RowCacheImpl::Unpin(const PinnedRows& pinned) {
+  MutexLock lock(&mu_);
+  --handles_;
+  UnpinEntries(pinned.entries_);
+}
+
+void RowCacheImpl::UnpinEntries(std::span<const EntryId> entries) {
+  constexpr std::size_t kAhead = 16;
+  std::array<EntryId, kGroup> released;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (i + kAhead < entries.size()) __builtin_prefetch(&arena_.entry(entries[i + kAhead]), 1);
+    Entry& entry = arena_.entry(entries[i]);
+    TERRACE_DCHECK(entry.pins > 0);
+    if (--entry.pins > 0) continue;
+    arena_.Unhold(entries[i]);
+    --held_rows_;
+    if (LoadFlags(entry) == kNewFlag) {
+      // Never trained: its value is a function of its key, and it must leave no trace.
+      policy_->Forget(entries[i]);
+      map_.Erase(MixKey(entry.key), entries[i]);
+      arena_.Free(entries[i]);
+      continue;
+    }
+    released[count++] = entries[i];
+    if (count == released.size()) policy_->Release({released.data(), std::exchange(count, 0)});
+  }
+  policy_->Release({released.data(), count});
+  room_.NotifyAll();
+}
+
+void RowCacheImpl::PeekCached(std::size_t first, std::span<const Key> keys,
+                              std::span<std::byte* const> rows, std::span<std::uint8_t> found,
+                              std::vector<std::size_t>* missing) const {
+  std::array<EntryId, kGroup> entries;
+  MutexLock lock(&mu_);
+  write_back_->Copy(keys, rows, found);
+  for (std::size_t begin = 0; begin < keys.size(); begin += kGroup) {
+    const auto group = keys.subspan(begin, std::min(kGroup, keys.size() - begin));
+    Lookup(group, entries.data());
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      if (entries[i] == kNoEntry) {
+        if (found[begin + i] == 0) missing->push_back(first + begin + i);
+      } else if (LoadFlags(arena_.entry(entries[i])) != kNewFlag) {
+        // At least as new as what the write buffer has.
+        std::memcpy(rows[begin + i], arena_.row(entries[i]), options_.row_bytes);
+        found[begin + i] = 1;
+      }
+    }
+  }
+}
+
+Status RowCacheImpl::Peek(std::span<const Key> keys, std::span<std::byte* const> rows,
+                          std::span<std::uint8_t> found) {
+  constexpr std::size_t kKeysPerLock = 1024;  // A Pin or release waits no longer than for these.
+  std::fill(found.begin(), found.end(), std::uint8_t{0});
+  std::vector<std::size_t> missing;
+  for (std::size_t first = 0; first < keys.size(); first += kKeysPerLock) {
+    const std::size_t count = std::min(keys.size() - first, kKeysPerLock);
+    PeekCached(first, keys.subspan(first, count), rows.subspan(first, count),
+               found.subspan(first, count), &missing);
+  }
+  if (missing.empty()) return OkStatus();
+  std::vector<Key> missing_keys;
+  std::vector<std::byte*> missing_rows;
+  for (const std::size_t i : missing) {
+    missing_keys.push_back(keys[i]);
+    missing_rows.push_back(rows[i]);
+  }
+  std::vector<std::uint8_t> missing_found(missing.size(), 0);
+  TERRACE_RETURN_IF_ERROR(ReadFromStores(missing_keys, missing_rows, missing_found));
+  for (std::size_t i = 0; i < missing.size(); ++i) found[missing[i]] = missing_found[i];
+  return OkStatus();
+}
+
+Status RowCacheImpl::FlushDirty() {
+  MutexLock one_flush(&flush_mu_);
+  // What failed before comes first, because newer versions of its rows may follow.
+  TERRACE_RETURN_IF_ERROR(write_back_->Flush());
+  std::uint32_t chunks = 0;
+  {
+    MutexLock lock(&mu_);
+    chunks = arena_.chunk_numbers();
+  }
+  // A chunk that a Pin adds from here on holds rows that were read from a store or are new.
+  for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) {
+    TERRACE_RETURN_IF_ERROR(FlushChunk(chunk));
+  }
+  SyncPoint::Hit("cache.flush.before_write");
+  TERRACE_RETURN_IF_ERROR(write_back_->Flush());
+  SyncPoint::Hit("cache.flush.after_write");
+  return OkStatus();
+}
+
+Status RowCacheImpl::FlushChunk(std::uint32_t chunk) {
+  MutexLock lock(&mu_);
+  std::size_t room = write_back_->Room();
+  for (std::uint32_t slot = 0; arena_.present(chunk) && slot < arena_.touched(chunk);) {
+    const EntryId id = arena_.id(chunk, slot);
+    Entry& entry = arena_.entry(id);
+    if (entry.place < kHeld || LoadFlags(entry) != kDirtyFlag) {
+      ++slot;
+      continue;
+    }
+    if (room == 0) {
+      mu_.Unlock();
+      Status made = write_back_->MakeRoom(1, /*cancellable=*/false);
+      mu_.Lock();
+      if (!made.ok()) return made;
+      room = write_back_->Room();
+      continue;  // The slot may have another row, or none, by now.
+    }
+    write_back_->Append(entry.key, arena_.row(id));
+    StoreFlags(entry, 0);
+    dirty_rows_.fetch_sub(1, std::memory_order_relaxed);
+    --room;
+    ++slot;
+  }
+  return OkStatus();
+}
+
+std::uint64_t RowCacheImpl::dirty_bytes() const {
+  constexpr std::uint64_t kRecordOverhead = 64;  // Bytes a store adds to a row, at most.
+  const std::uint64_t rows =
+      dirty_rows_.load(std::memory_order_relaxed) + write_back_->unwritten_rows();
+  return rows * (options_.row_bytes + kRecordOverhead);
+}
+
+void RowCacheImpl::Abort(const Status& cause) {
+  write_back_->Cancel(cause);
+  MutexLock lock(&mu_);
+  if (aborted_.ok()) aborted_ = cause;
+  room_.NotifyAll();
+}
+
+Status RowCacheImpl::background_status() const { return write_back_->status(); }
+
+RowCacheStats RowCacheImpl::stats() const {
+  MutexLock lock(&mu_);
+  RowCacheStats result = counts_;
+  result.written_back = write_back_->written_rows();
+  result.rows = arena_.used_rows();
+  result.pinned_rows = held_rows_;
+  result.dirty_rows = dirty_rows_.load(std::memory_order_relaxed) + write_back_->unwritten_rows();
+  result.used_bytes = UsedBytes();
+  result.capacity_bytes = std::max(capacity_bytes_, result.used_bytes);
+  return result;
+}
+
+}  // namespace terrace

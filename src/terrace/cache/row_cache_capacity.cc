@@ -1,0 +1,121 @@
+// What RowCacheImpl does about its limit.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "terrace/cache/row_cache_impl.h"
+
+namespace terrace {
+
+std::uint64_t RowCacheImpl::BytesFor(std::uint64_t chunks) const {
+  const std::uint64_t rows = RowsIn(chunks);
+  return chunks * arena_.chunk_bytes() + RowMap::BytesFor(rows) + policy_->BytesFor(rows) +
+         write_back_->bytes();
+}
+
+std::uint64_t RowCacheImpl::UsedBytes() const {
+  return arena_.present_chunks() * arena_.chunk_bytes() + map_.bytes() + policy_->bytes() +
+         write_back_->bytes();
+}
+
+std::uint64_t RowCacheImpl::ChunksFor(std::uint64_t capacity_bytes) const {
+  std::uint64_t fits = 0;
+  std::uint64_t beyond = std::min(capacity_bytes / arena_.chunk_bytes(), arena_.max_chunks()) + 1;
+  while (beyond - fits > 1) {
+    const std::uint64_t middle = fits + (beyond - fits) / 2;
+    (BytesFor(middle) <= capacity_bytes ? fits : beyond) = middle;
+  }
+  return fits;
+}
+
+Status RowCacheImpl::SetCapacity(std::uint64_t capacity_bytes) {
+  MutexLock lock(&mu_);
+  const std::uint64_t chunks = ChunksFor(capacity_bytes);
+  if (chunks == 0) {
+    return InvalidArgumentError("a cache of " + std::to_string(capacity_bytes) +
+                                " bytes is too small; the least is " + std::to_string(BytesFor(1)));
+  }
+  capacity_bytes_ = capacity_bytes;
+  target_chunks_ = chunks;
+  if (map_.capacity_rows() == 0) TERRACE_RETURN_IF_ERROR(RebuildMap(RowsIn(1)));
+  CloseChunks();
+  TERRACE_RETURN_IF_ERROR(ReleaseClosed());
+  policy_->SetLimit(RowsIn(target_chunks_));
+  room_.NotifyAll();
+  if (max_chunks_ > target_chunks_ || arena_.closed_chunks() > 0) {
+    return OutOfMemoryError(std::to_string(held_rows_) + " pinned rows keep the cache at " +
+                            std::to_string(UsedBytes()) + " bytes instead of " +
+                            std::to_string(capacity_bytes) + " until they are released");
+  }
+  return OkStatus();
+}
+
+void RowCacheImpl::CloseChunks() {
+  const std::uint64_t rows = arena_.rows_per_chunk();
+  max_chunks_ = std::max(target_chunks_, (held_rows_ + needed_rows_ + rows - 1) / rows);
+  while (arena_.present_chunks() - arena_.closed_chunks() > max_chunks_) {
+    std::uint32_t best = arena_.chunk_numbers();
+    for (std::uint32_t chunk = 0; chunk < arena_.chunk_numbers(); ++chunk) {
+      if (!arena_.present(chunk) || arena_.closed(chunk)) continue;
+      if (best == arena_.chunk_numbers() || std::pair(arena_.held(chunk), arena_.used(chunk)) <
+                                                std::pair(arena_.held(best), arena_.used(best))) {
+        best = chunk;
+      }
+    }
+    arena_.Close(best);
+  }
+  for (std::uint32_t chunk = 0; arena_.closed_chunks() > 0 && chunk < arena_.chunk_numbers();
+       ++chunk) {
+    if (arena_.present_chunks() - arena_.closed_chunks() >= max_chunks_) break;
+    if (arena_.present(chunk) && arena_.closed(chunk)) arena_.Reopen(chunk);
+  }
+}
+
+Result<bool> RowCacheImpl::EmptyChunk(std::uint32_t chunk) {
+  std::uint32_t slot = 0;
+  // Whatever may have changed while mu_ was released is looked at again.
+  while (arena_.present(chunk) && arena_.closed(chunk) && arena_.held(chunk) == 0 &&
+         arena_.used(chunk) > 0 && slot < arena_.touched(chunk)) {
+    const EntryId id = arena_.id(chunk, slot);
+    if (arena_.entry(id).place == kFree) {
+      ++slot;
+      continue;
+    }
+    if (LoadFlags(arena_.entry(id)) == kDirtyFlag && write_back_->Room() == 0) {
+      mu_.Unlock();
+      Status made = write_back_->MakeRoom(1, /*cancellable=*/false);
+      mu_.Lock();
+      if (!made.ok()) return made;
+      continue;
+    }
+    policy_->Forget(id);
+    Evict(id);
+    arena_.Free(id);
+    ++slot;
+  }
+  return arena_.present(chunk) && arena_.closed(chunk) && arena_.used(chunk) == 0;
+}
+
+Status RowCacheImpl::ReleaseClosed() {
+  if (arena_.closed_chunks() > 0) {
+    bool emptied = false;
+    for (std::uint32_t chunk = 0; chunk < arena_.chunk_numbers(); ++chunk) {
+      if (!arena_.present(chunk) || !arena_.closed(chunk)) continue;
+      TERRACE_ASSIGN_OR_RETURN(const bool empty, EmptyChunk(chunk));
+      emptied = emptied || empty;
+    }
+    // The policy may refer to what is released until it has swept.
+    if (emptied) policy_->Sweep();
+    for (std::uint32_t chunk = 0; emptied && chunk < arena_.chunk_numbers(); ++chunk) {
+      if (arena_.present(chunk) && arena_.closed(chunk) && arena_.used(chunk) == 0) {
+        arena_.Release(chunk);
+      }
+    }
+  }
+  const std::uint64_t rows = RowsIn(std::max<std::uint64_t>(max_chunks_, arena_.present_chunks()));
+  if (map_.bytes() > RowMap::BytesFor(rows)) TERRACE_RETURN_IF_ERROR(RebuildMap(rows));
+  if (policy_->bytes() > policy_->BytesFor(rows)) TERRACE_RETURN_IF_ERROR(policy_->Reserve(rows));
+  return OkStatus();
+}
+
+}  // namespace terrace

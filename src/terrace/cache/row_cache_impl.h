@@ -1,0 +1,124 @@
+// RowCacheImpl: RowCache over RowArena, RowMap, an EvictionPolicy and WriteBack. A cached row is in
+// the map and in the policy, or held; a row that left dirty is in WriteBack until a store has it.
+// Both change under mu_, so a key that is in neither is in its store in its newest version, or
+// nowhere. Locks: pin_mu_ or flush_mu_, then mu_, then WriteBack's own; none is held while waiting
+// for a store, except those that keep a second Pin, flush or reader out.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "terrace/base/mutex.h"
+#include "terrace/cache/eviction_policy.h"
+#include "terrace/cache/row_arena.h"
+#include "terrace/cache/row_cache.h"
+#include "terrace/cache/row_map.h"
+#include "terrace/cache/write_back.h"
+
+namespace terrace {
+
+class RowCacheImpl final : public RowCache {
+ public:
+  static Result<std::unique_ptr<RowCache>> Make(const RowCacheOptions& options, Clock* clock,
+                                                std::vector<Store*> stores);
+  ~RowCacheImpl() override;
+
+  std::size_t MaxPinnedRows() const override;
+  Result<PinnedRows> Pin(std::span<const Key> keys) override;
+  Status Peek(std::span<const Key> keys, std::span<std::byte* const> rows,
+              std::span<std::uint8_t> found) override;
+  Status FlushDirty() override;
+  std::uint64_t dirty_bytes() const override;
+  Status SetCapacity(std::uint64_t capacity_bytes) override;
+  void Abort(const Status& cause) override;
+  Status background_status() const override;
+  RowCacheStats stats() const override;
+
+ protected:
+  void MarkDirtyEntries(const PinnedRows& pinned,
+                        std::span<const std::uint32_t> working_rows) override;
+  void Unpin(const PinnedRows& pinned) override;
+
+ private:
+  // The keys of a Pin that are not in memory, by their number in the Pin.
+  struct Missing {
+    std::vector<std::uint32_t> index;
+    std::vector<Key> keys;
+    std::vector<std::byte*> rows;
+    std::vector<std::uint8_t> found;  // 1: in the write buffer or a store.
+    std::uint64_t asked = 0;          // Rows that the stores were asked for.
+    std::uint64_t created = 0;
+    double load_seconds = 0;
+  };
+
+  RowCacheImpl(const RowCacheOptions& options, Clock* clock, std::vector<Store*> stores,
+               std::uint64_t chunk_bytes, std::unique_ptr<WriteBack> write_back);
+
+  std::uint64_t BytesFor(std::uint64_t chunks) const TERRACE_REQUIRES(mu_);
+  std::uint64_t ChunksFor(std::uint64_t capacity_bytes) const TERRACE_REQUIRES(mu_);
+  std::uint64_t UsedBytes() const TERRACE_REQUIRES(mu_);
+  std::uint64_t RowsIn(std::uint64_t chunks) const { return chunks * arena_.rows_per_chunk(); }
+
+  // Looks `keys` up (at most kGroup of them); kNoEntry where a key is not in memory.
+  void Lookup(std::span<const Key> keys, EntryId* entries) const TERRACE_REQUIRES(mu_);
+  Status Reserve(std::span<const Key> keys) TERRACE_REQUIRES(mu_);
+  std::uint64_t CountNotHeld(std::span<const Key> keys) const TERRACE_REQUIRES(mu_);
+  void PinPresent(std::span<const Key> keys, PinnedRows* pinned, Missing* missing)
+      TERRACE_REQUIRES(mu_);
+  // Takes an entry for each missing row, evicting others. May release mu_ meanwhile.
+  Status AllocateMissing(PinnedRows* pinned, Missing* missing) TERRACE_REQUIRES(mu_);
+  Status AddChunk() TERRACE_REQUIRES(mu_);
+  // Evicts up to kVictims rows for `wanted` ones; freed entries go to `freed`, or back to the arena
+  // when their chunk is closed. REQUIRES: the write buffer has room for kVictims rows.
+  std::size_t EvictGroup(std::size_t wanted, EntryId* freed) TERRACE_REQUIRES(mu_);
+  // Takes a row out of the map, to the write buffer when it is dirty. The entry is the caller's.
+  void Evict(EntryId id) TERRACE_REQUIRES(mu_);
+  Status LoadMissing(Missing* missing);
+  Status ReadFromStores(std::span<const Key> keys, std::span<std::byte* const> rows,
+                        std::span<std::uint8_t> found);
+  void Publish(const PinnedRows& pinned, const Missing& missing) TERRACE_REQUIRES(mu_);
+  void UndoPin(const PinnedRows& pinned, const Missing& missing) TERRACE_REQUIRES(mu_);
+  void UnpinEntries(std::span<const EntryId> entries) TERRACE_REQUIRES(mu_);
+  // Copies what is in memory; appends the numbers of the other keys, counted from `first`.
+  void PeekCached(std::size_t first, std::span<const Key> keys, std::span<std::byte* const> rows,
+                  std::span<std::uint8_t> found, std::vector<std::size_t>* missing) const
+      TERRACE_EXCLUDES(mu_);
+  Status FlushChunk(std::uint32_t chunk) TERRACE_EXCLUDES(mu_);
+
+  // Gives the memory of closed chunks without held rows back. May release mu_.
+  Status ReleaseClosed() TERRACE_REQUIRES(mu_);
+  // Closes as many chunks as the limit demands; held rows raise the limit.
+  void CloseChunks() TERRACE_REQUIRES(mu_);
+  // Empties one closed chunk; true when it is empty. May release mu_.
+  Result<bool> EmptyChunk(std::uint32_t chunk) TERRACE_REQUIRES(mu_);
+  Status RebuildMap(std::uint64_t rows) TERRACE_REQUIRES(mu_);
+
+  const RowCacheOptions options_;
+  Clock* const clock_;
+  const std::vector<Store*> stores_;
+  const std::uint32_t victims_at_once_;
+  const std::unique_ptr<WriteBack> write_back_;
+
+  Mutex pin_mu_;    // One Pin at a time.
+  Mutex flush_mu_;  // One FlushDirty at a time.
+  Mutex read_mu_;   // One Read of the stores at a time.
+  mutable Mutex mu_;
+  CondVar room_;  // Rows were released; aborted.
+  // Bases and rows of pinned entries are read without mu_; chunk tables change under it.
+  RowArena arena_;
+  RowMap map_ TERRACE_GUARDED_BY(mu_);
+  std::unique_ptr<EvictionPolicy> policy_ TERRACE_GUARDED_BY(mu_);
+  std::uint64_t capacity_bytes_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::uint64_t target_chunks_ TERRACE_GUARDED_BY(mu_) = 0;  // What capacity_bytes_ allows.
+  std::uint64_t max_chunks_ TERRACE_GUARDED_BY(mu_) = 0;     // The same, or what held rows need.
+  std::uint64_t held_rows_ TERRACE_GUARDED_BY(mu_) = 0;  // Pinned, or taken by the Pin in progress.
+  std::uint64_t needed_rows_ TERRACE_GUARDED_BY(mu_) = 0;  // Reserved by the Pin in progress.
+  std::uint32_t handles_ TERRACE_GUARDED_BY(mu_) = 0;
+  Status aborted_ TERRACE_GUARDED_BY(mu_);
+  RowCacheStats counts_ TERRACE_GUARDED_BY(mu_);  // The counters of it only.
+  std::atomic<std::uint64_t> dirty_rows_{0};      // In the cache. A count; orders nothing.
+};
+
+}  // namespace terrace

@@ -1,0 +1,133 @@
+#include "terrace/cache/testing/fake_store.h"
+
+#include <unordered_set>
+
+#include "terrace/base/check.h"
+
+namespace terrace {
+
+bool FakeStore::NextFails() {
+  ++calls_;
+  return fail_at_ >= 0 && fail_at_-- == 0;
+}
+
+Status FakeStore::Read(std::span<const Key> keys, std::span<std::byte* const> rows,
+                       std::span<std::uint8_t> found) {
+  MutexLock lock(&mu_);
+  TERRACE_CHECK(++reads_ == 1);
+  TERRACE_CHECK(std::unordered_set<Key>(keys.begin(), keys.end()).size() == keys.size());
+  while (hold_reads_) {
+    ++held_reads_;
+    changed_.NotifyAll();
+    changed_.Wait(&mu_);
+    --held_reads_;
+  }
+  --reads_;
+  if (NextFails()) return IoError("read fails as the test wants");
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const auto row = rows_.find(keys[i]);
+    found[i] = row != rows_.end() ? 1 : 0;
+    if (row != rows_.end()) std::memcpy(rows[i], row->second.data(), row_bytes_);
+  }
+  return OkStatus();
+}
+
+Status FakeStore::Write(std::span<const Key> keys, std::span<const std::byte* const> rows) {
+  MutexLock lock(&mu_);
+  TERRACE_CHECK(++writes_ == 1);
+  TERRACE_CHECK(!keys.empty() && keys.size() == rows.size());
+  TERRACE_CHECK(std::unordered_set<Key>(keys.begin(), keys.end()).size() == keys.size());
+  while (hold_writes_) {
+    ++held_writes_;
+    changed_.NotifyAll();
+    changed_.Wait(&mu_);
+    --held_writes_;
+  }
+  --writes_;
+  if (NextFails() || fail_writes_) return IoError("write fails as the test wants");
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    rows_[keys[i]].assign(rows[i], rows[i] + row_bytes_);
+  }
+  write_sizes_.push_back(keys.size());
+  return OkStatus();
+}
+
+Status FakeStore::Erase(std::span<const Key> keys) {
+  MutexLock lock(&mu_);
+  for (const Key key : keys) rows_.erase(key);
+  return OkStatus();
+}
+
+Result<ManifestReference> FakeStore::Commit(std::uint64_t id) {
+  ManifestReference reference;
+  reference.id = id;
+  return reference;
+}
+Status FakeStore::Drop(std::uint64_t /*id*/) { return OkStatus(); }
+
+Status FakeStore::ForEachRow(std::uint64_t /*buffer_bytes*/,
+                             const std::function<Status(const RowView&)>& visit) {
+  MutexLock lock(&mu_);
+  for (const auto& [key, row] : rows_) {
+    TERRACE_RETURN_IF_ERROR(visit(RowView{.key = key, .row = row}));
+  }
+  return OkStatus();
+}
+Status FakeStore::Verify(std::vector<Finding>* /*findings*/) { return OkStatus(); }
+Status FakeStore::CompactNow() { return OkStatus(); }
+StoreStats FakeStore::stats() const { return {}; }
+
+void FakeStore::FailAt(std::int64_t call) {
+  MutexLock lock(&mu_);
+  fail_at_ = call;
+}
+void FakeStore::FailWrites(bool fail) {
+  MutexLock lock(&mu_);
+  fail_writes_ = fail;
+}
+void FakeStore::HoldReads() {
+  MutexLock lock(&mu_);
+  hold_reads_ = true;
+}
+void FakeStore::HoldWrites() {
+  MutexLock lock(&mu_);
+  hold_writes_ = true;
+}
+void FakeStore::LetGo() {
+  MutexLock lock(&mu_);
+  hold_reads_ = false;
+  hold_writes_ = false;
+  changed_.NotifyAll();
+}
+void FakeStore::WaitForHeldRead() {
+  MutexLock lock(&mu_);
+  while (held_reads_ == 0) changed_.Wait(&mu_);
+}
+void FakeStore::WaitForHeldWrite() {
+  MutexLock lock(&mu_);
+  while (held_writes_ == 0) changed_.Wait(&mu_);
+}
+
+bool FakeStore::Contains(Key key) const {
+  MutexLock lock(&mu_);
+  return rows_.contains(key);
+}
+std::vector<std::byte> FakeStore::Get(Key key) const {
+  MutexLock lock(&mu_);
+  const auto row = rows_.find(key);
+  return row == rows_.end() ? std::vector<std::byte>() : row->second;
+}
+std::size_t FakeStore::size() const {
+  MutexLock lock(&mu_);
+  return rows_.size();
+}
+std::uint64_t FakeStore::calls() const {
+  MutexLock lock(&mu_);
+  return calls_;
+}
+std::vector<std::size_t> FakeStore::write_sizes() const {
+  MutexLock lock(&mu_);
+  return write_sizes_;
+}
+
+}  // namespace terrace

@@ -1,0 +1,74 @@
+// FakeStore: a Store in memory for tests of the layers above. Counts calls, fails the call it is
+// told to, and holds Read or Write in flight until a test lets them go. Threads: any.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "terrace/base/mutex.h"
+#include "terrace/store/store.h"
+
+namespace terrace {
+
+class FakeStore final : public Store {
+ public:
+  explicit FakeStore(std::uint32_t row_bytes) : row_bytes_(row_bytes) {}
+
+  Status Read(std::span<const Key> keys, std::span<std::byte* const> rows,
+              std::span<std::uint8_t> found) override;
+  Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows) override;
+  Status Erase(std::span<const Key> keys) override;
+  Result<ManifestReference> Commit(std::uint64_t id) override;
+  Status Drop(std::uint64_t id) override;
+  // Only what the cache's tests need is here; the order is not that of MixKey.
+  Status ForEachRow(std::uint64_t buffer_bytes,
+                    const std::function<Status(const RowView&)>& visit) override;
+  Status Verify(std::vector<Finding>* findings) override;
+  Status CompactNow() override;
+  StoreStats stats() const override;
+  std::uint64_t index_bytes() const override { return 0; }
+  Status background_status() const override { return OkStatus(); }
+
+  // The n-th Read or Write from now (0: the next) fails with kIo, and changes nothing; negative:
+  // none.
+  void FailAt(std::int64_t call);
+  // From now on every Write fails, or none.
+  void FailWrites(bool fail);
+  // Reads and Writes from now on stop at their start until LetGo.
+  void HoldReads();
+  void HoldWrites();
+  void LetGo();
+  // Returns when a Read (Write) is held.
+  void WaitForHeldRead();
+  void WaitForHeldWrite();
+
+  bool Contains(Key key) const;
+  std::vector<std::byte> Get(Key key) const;
+  std::size_t size() const;
+  std::uint64_t calls() const;
+  std::vector<std::size_t> write_sizes() const;  // Rows of each Write that succeeded.
+
+ private:
+  // Counts the call; true when it is to fail.
+  bool NextFails() TERRACE_REQUIRES(mu_);
+
+  const std::uint32_t row_bytes_;
+  mutable Mutex mu_;
+  CondVar changed_;
+  std::unordered_map<Key, std::vector<std::byte>> rows_ TERRACE_GUARDED_BY(mu_);
+  std::vector<std::size_t> write_sizes_ TERRACE_GUARDED_BY(mu_);
+  std::uint64_t calls_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::int64_t fail_at_ TERRACE_GUARDED_BY(mu_) = -1;
+  bool fail_writes_ TERRACE_GUARDED_BY(mu_) = false;
+  bool hold_reads_ TERRACE_GUARDED_BY(mu_) = false;
+  bool hold_writes_ TERRACE_GUARDED_BY(mu_) = false;
+  int held_reads_ TERRACE_GUARDED_BY(mu_) = 0;
+  int held_writes_ TERRACE_GUARDED_BY(mu_) = 0;
+  int reads_ TERRACE_GUARDED_BY(mu_) = 0;   // In progress: the contract allows one.
+  int writes_ TERRACE_GUARDED_BY(mu_) = 0;  // Likewise.
+};
+
+}  // namespace terrace

@@ -1,0 +1,114 @@
+// WriteBack: dirty rows on their way to the stores. Rows are copied into buffers of fixed size; a
+// full buffer is sorted and written, by a thread of its own or by whoever needs the room. Until its
+// write has succeeded a row is found here, in its newest version. Writes go in the order of
+// appending; a failed one stays first in the queue and nothing is written until Flush() tries
+// again. Threads: internally synchronised; Append from one thread at a time. Borrows the stores.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "terrace/base/ids.h"
+#include "terrace/base/memory.h"
+#include "terrace/base/mutex.h"
+#include "terrace/base/status.h"
+#include "terrace/base/thread.h"
+#include "terrace/cache/row_map.h"
+#include "terrace/store/store.h"
+
+namespace terrace {
+
+struct WriteBackOptions {
+  std::uint32_t row_bytes = 0;
+  std::uint32_t buffer_rows = 0;  // Leave together; at most 2^24.
+  bool background = true;         // Two buffers and a thread; false: one, and none.
+};
+
+class WriteBack {
+ public:
+  static std::uint64_t BytesFor(const WriteBackOptions& options);
+  // kOutOfMemory.
+  static Result<std::unique_ptr<WriteBack>> Create(const WriteBackOptions& options,
+                                                   std::vector<Store*> stores);
+  ~WriteBack();  // Ends after the write in flight; what is not written is lost.
+
+  // Rows that can be appended now.
+  std::size_t Room() const TERRACE_EXCLUDES(mu_);
+  // Copies a row; replaces an older version that is not yet being written. REQUIRES: Room() > 0.
+  void Append(Key key, const std::byte* row) TERRACE_EXCLUDES(mu_);
+  // Waits until `rows` (at most buffer_rows) can be appended; without a thread it writes.
+  // cancellable: Cancel() ends it with its cause. Fails with the failure of a write.
+  Status MakeRoom(std::size_t rows, bool cancellable) TERRACE_EXCLUDES(mu_);
+  // Writes all that is appended, here, when there is no thread; otherwise does nothing.
+  Status WriteNow() TERRACE_EXCLUDES(mu_);
+  // Writes all that was appended before the call and waits for it; a failed write is tried again.
+  Status Flush() TERRACE_EXCLUDES(mu_);
+
+  // Copies the rows of those `keys` that are here and sets found[i]; leaves the others' alone.
+  // Returns how many.
+  std::size_t Copy(std::span<const Key> keys, std::span<std::byte* const> rows,
+                   std::span<std::uint8_t> found) const TERRACE_EXCLUDES(mu_);
+
+  void Cancel(const Status& cause) TERRACE_EXCLUDES(mu_);
+  // The failure of a write, until Flush() has overcome it.
+  Status status() const TERRACE_EXCLUDES(mu_);
+  std::uint64_t unwritten_rows() const TERRACE_EXCLUDES(mu_);
+  std::uint64_t written_rows() const TERRACE_EXCLUDES(mu_);
+  std::uint64_t bytes() const { return bytes_; }
+
+ private:
+  struct Buffer {
+    HugeBuffer rows;
+    std::vector<Key> keys;
+    std::uint64_t sequence = 0;  // Of its submission, from 1.
+    // Scratch of the write: the rows in the order of shard and hash.
+    std::vector<std::uint32_t> order;
+    std::vector<Key> sorted_keys;
+    std::vector<const std::byte*> sorted_rows;
+  };
+
+  WriteBack(const WriteBackOptions& options, std::vector<Store*> stores);
+  Status Allocate() TERRACE_EXCLUDES(mu_);
+  std::byte* RowIn(const Buffer& buffer, std::size_t index) const {
+    return buffer.rows.data() + index * stride_;
+  }
+  std::uint32_t FindPlace(Key key) const TERRACE_REQUIRES(mu_);
+  std::size_t RoomLocked() const TERRACE_REQUIRES(mu_);
+  void Submit() TERRACE_REQUIRES(mu_);
+  // Writes the oldest submitted buffer, mu_ released meanwhile. REQUIRES: there is one, no failure,
+  // and nobody writes.
+  void WriteOldest() TERRACE_REQUIRES(mu_);
+  // Writes or waits until `sequence` is written. Returns the failure or the cancellation.
+  Status WaitForSequence(std::uint64_t sequence, bool cancellable) TERRACE_REQUIRES(mu_);
+  Status WriteRows(Buffer* buffer);
+  void Loop() TERRACE_EXCLUDES(mu_);
+
+  const WriteBackOptions options_;
+  const std::uint64_t stride_;
+  const std::vector<Store*> stores_;
+  std::uint64_t bytes_ = 0;      // Set once.
+  std::vector<Buffer> buffers_;  // Which of them a thread may touch, the numbers below say.
+
+  mutable Mutex mu_;
+  CondVar work_;     // For the thread: a buffer was submitted, a failure cleared, stop.
+  CondVar written_;  // A write has ended; cancelled.
+  RowMap map_ TERRACE_GUARDED_BY(mu_);  // Place of the newest version: buffer * 2^24 + index.
+  std::deque<std::uint32_t> queue_ TERRACE_GUARDED_BY(mu_);  // Submitted, the oldest first.
+  std::vector<std::uint32_t> idle_ TERRACE_GUARDED_BY(mu_);
+  std::int64_t filling_ TERRACE_GUARDED_BY(mu_) = -1;
+  std::uint64_t submitted_ TERRACE_GUARDED_BY(mu_) = 0;  // Sequence numbers.
+  std::uint64_t written_sequence_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::uint64_t unwritten_rows_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::uint64_t written_rows_ TERRACE_GUARDED_BY(mu_) = 0;
+  bool writing_ TERRACE_GUARDED_BY(mu_) = false;
+  bool stop_ TERRACE_GUARDED_BY(mu_) = false;
+  Status failure_ TERRACE_GUARDED_BY(mu_);
+  Status cancelled_ TERRACE_GUARDED_BY(mu_);
+  Thread thread_;
+};
+
+}  // namespace terrace
