@@ -49,6 +49,13 @@ struct Checkpoint {
   std::string job_yaml;  // JobToYaml() of the run that made it.
 };
 
+// The differences between the settings of a run and those of now. kInvalidArgument: a line each
+// with the path and both values, and what to do. `accept` names settings whose difference is only
+// logged: "processor", "threads".
+Status CompareIdentity(const std::vector<std::pair<std::string, std::string>>& run,
+                       const std::vector<std::pair<std::string, std::string>>& now,
+                       const std::vector<std::string>& accept);
+
 class RunFolder {
  public:
   enum class Mode {
@@ -68,6 +75,10 @@ class RunFolder {
   // The folder of a store: inside the run, or on ssd.paths (a shard lies on one path: shard %
   // paths).
   virtual std::string StoreDirectory(const std::string& table, std::uint32_t shard) const = 0;
+  // What Checkpoint::StoreManifest::directory says of it: relative to the run where it lies inside,
+  // so that a run may be moved. ResolveDirectory is the way back.
+  virtual std::string RecordedDirectory(const std::string& table, std::uint32_t shard) const = 0;
+  virtual std::string ResolveDirectory(const std::string& recorded) const = 0;
   // Ids of the checkpoints, oldest first; a file that is no whole checkpoint is left out with a
   // warning.
   virtual Result<std::vector<std::uint64_t>> ListCheckpoints() = 0;
@@ -85,5 +96,21 @@ class RunFolder {
   // Removes dense files and temporaries that no checkpoint names. Trainer only, at start.
   virtual Status RemoveStrays() = 0;
 };
+
+// A checkpoint that a reader holds.
+struct HeldCheckpoint {
+  Checkpoint checkpoint;
+  std::unique_ptr<FileLock> hold;
+};
+// The newest whole checkpoint, held; looks again when a trainer drops it meanwhile. kNotFound:
+// there is none yet.
+Result<HeldCheckpoint> HoldNewestCheckpoint(RunFolder* run);
+
+inline constexpr std::uint32_t kCheckpointVersion = 1;
+// The payload of a checkpoint file, and back (kCorruption: no such payload). For tests too.
+Result<std::string> EncodeCheckpoint(const Checkpoint& checkpoint);
+Result<Checkpoint> DecodeCheckpoint(const std::string& payload);
+std::string EncodeDense(const DenseState& state);
+Result<DenseState> DecodeDense(const std::string& payload);
 
 }  // namespace terrace

@@ -12,6 +12,7 @@
 #include "terrace/base/status.h"
 #include "terrace/data/batch.h"
 #include "terrace/data/example_source.h"
+#include "terrace/io/file_system.h"
 #include "terrace/model/network.h"
 #include "terrace/table/row_schema.h"
 
@@ -100,6 +101,11 @@ struct Job {
   struct Metrics {
     std::uint64_t every_examples = 0;  // 0: every training.batch examples.
   } metrics;
+  struct Resume {
+    // "processor", "threads": identifying settings that may differ from the run's on --resume. The
+    // result is then no longer that of an undisturbed run.
+    std::vector<std::string> accept;
+  } resume;
 };
 
 // Parses, applies `--set path=value` overrides (YAML values) and checks every key and limit
@@ -112,6 +118,9 @@ Result<Job> ReadJob(FileSystem* fs, const std::string& path,
                     const std::vector<std::string>& overrides);
 // The complete job as YAML that ParseJob reads back to the same Job. Starts with format_version.
 std::string JobToYaml(const Job& job);
+// The reference of all keys: a table of text for a terminal, or the tables of docs/job-file.md.
+std::string JobReferenceText();
+std::string JobReferenceMarkdown();
 
 // Where each slot's rows lie and which columns of the network's input they fill.
 struct SlotPlan {
@@ -138,6 +147,9 @@ struct ModelPlan {
 // kInvalidArgument: a slot name that the data does not have (with the nearest), a table that no
 // slot uses, ...
 Result<ModelPlan> MakeModelPlan(const Job& job, const DataSchema& data);
+
+// The type of this machine's processor: what decides which kernels a library takes.
+std::string ProcessorType();
 
 // Settings that identify the model, as (path, value) pairs in a fixed order: seed, data identity,
 // tables, slots, network, minibatch, threads, type of processor, ... Two runs with equal pairs

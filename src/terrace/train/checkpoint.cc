@@ -1,0 +1,310 @@
+// The payloads of checkpoint and dense files (docs/formats/checkpoint.md), and the comparison of
+// settings.
+#include "terrace/train/checkpoint.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <map>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include "terrace/base/log.h"
+#include "terrace/train/json_fields.h"
+
+namespace terrace {
+namespace {
+
+using nlohmann::json;
+
+std::string HexText(std::uint64_t value) { return fmt::format("{:016x}", value); }
+
+json DigestJson(const FileDigest& digest) {
+  return {{"size", digest.size}, {"checksum", HexText(digest.checksum)}};
+}
+
+void ReadHex(JsonFields* fields, const char* name, std::uint64_t* value) {
+  std::string text;
+  fields->Read(name, &text);
+  if (!fields->status().ok()) return;
+  const char* end = text.data() + text.size();
+  auto [rest, error] = std::from_chars(text.data(), end, *value, 16);
+  if (error != std::errc() || rest != end || text.size() != 16) {
+    fields->Fail(name, "16 hexadecimal digits");
+  }
+}
+
+Status ReadDigest(const json& object, FileDigest* digest) {
+  JsonFields fields(object);
+  fields.Read("size", &digest->size);
+  ReadHex(&fields, "checksum", &digest->checksum);
+  return fields.status();
+}
+
+json CursorJson(const DataCursor& cursor) {
+  return {{"epoch", cursor.epoch},       {"example_in_epoch", cursor.example_in_epoch},
+          {"examples", cursor.examples}, {"hint_example", cursor.hint_example},
+          {"file", cursor.file},         {"offset", cursor.offset},
+          {"line", cursor.line},         {"bad_lines", cursor.bad_lines}};
+}
+
+Status ReadCursor(const json& object, DataCursor* cursor) {
+  JsonFields fields(object);
+  fields.Read("epoch", &cursor->epoch);
+  fields.Read("example_in_epoch", &cursor->example_in_epoch);
+  fields.Read("examples", &cursor->examples);
+  fields.Read("hint_example", &cursor->hint_example);
+  fields.Read("file", &cursor->file);
+  fields.Read("offset", &cursor->offset);
+  fields.Read("line", &cursor->line);
+  fields.Read("bad_lines", &cursor->bad_lines);
+  return fields.status();
+}
+
+Status ReadStore(const json& object, Checkpoint::StoreManifest* store) {
+  JsonFields fields(object);
+  fields.Read("table", &store->table);
+  fields.Read("shard", &store->shard);
+  fields.Read("row_bytes", &store->row_bytes);
+  fields.Read("directory", &store->directory);
+  fields.Read("schema", &store->schema);
+  fields.Read("manifest", &store->manifest.id);
+  const json& digest = fields.Object("manifest_digest");
+  TERRACE_RETURN_IF_ERROR(fields.status());
+  return ReadDigest(digest, &store->manifest.digest);
+}
+
+json CheckpointJson(const Checkpoint& checkpoint) {
+  json stores = json::array();
+  for (const Checkpoint::StoreManifest& store : checkpoint.stores) {
+    stores.push_back({{"table", store.table},
+                      {"shard", store.shard},
+                      {"row_bytes", store.row_bytes},
+                      {"directory", store.directory},
+                      {"schema", store.schema},
+                      {"manifest", store.manifest.id},
+                      {"manifest_digest", DigestJson(store.manifest.digest)}});
+  }
+  json dense = json::array();
+  for (const FileDigest& digest : checkpoint.dense) dense.push_back(DigestJson(digest));
+  json identity = json::array();
+  for (const auto& [path, value] : checkpoint.identity) identity.push_back({path, value});
+  return {{"format_version", kCheckpointVersion},
+          {"id", checkpoint.id},
+          {"cursor", CursorJson(checkpoint.cursor)},
+          {"steps", checkpoint.steps},
+          {"finished", checkpoint.finished},
+          {"stores", stores},
+          {"dense", dense},
+          {"metrics_bytes", checkpoint.metrics_bytes},
+          {"progressive_bytes", checkpoint.progressive.size()},
+          {"window_bytes", checkpoint.window.size()},
+          {"trainer_state", checkpoint.trainer_state},
+          {"dense_network", checkpoint.dense_network},
+          {"identity", identity},
+          {"job_yaml", checkpoint.job_yaml}};
+}
+
+Status ReadLists(JsonFields* fields, Checkpoint* checkpoint) {
+  for (const json& item : fields->Array("stores")) {
+    Checkpoint::StoreManifest store;
+    TERRACE_RETURN_IF_ERROR(ReadStore(item, &store));
+    checkpoint->stores.push_back(std::move(store));
+  }
+  for (const json& item : fields->Array("dense")) {
+    FileDigest digest;
+    TERRACE_RETURN_IF_ERROR(ReadDigest(item, &digest));
+    checkpoint->dense.push_back(digest);
+  }
+  for (const json& item : fields->Array("identity")) {
+    if (!item.is_array() || item.size() != 2 || !item[0].is_string() || !item[1].is_string()) {
+      return CorruptionError("field 'identity' is not a list of pairs");
+    }
+    checkpoint->identity.emplace_back(item[0].get<std::string>(), item[1].get<std::string>());
+  }
+  return fields->status();
+}
+
+template <typename T>
+void Append(std::string* bytes, T value) {
+  bytes->append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+// Takes values from the front of bytes that may end anywhere.
+class Cutter {
+ public:
+  explicit Cutter(std::string_view bytes) : bytes_(bytes) {}
+  template <typename T>
+  bool Take(T* value) {
+    if (bytes_.size() < sizeof(T)) return false;
+    std::memcpy(value, bytes_.data(), sizeof(T));
+    bytes_.remove_prefix(sizeof(T));
+    return true;
+  }
+  bool Take(std::uint64_t size, std::string_view* value) {
+    if (bytes_.size() < size) return false;
+    *value = bytes_.substr(0, size);
+    bytes_.remove_prefix(size);
+    return true;
+  }
+  bool empty() const { return bytes_.empty(); }
+
+ private:
+  std::string_view bytes_;
+};
+
+// The lines of two texts that differ; all of a short one.
+std::string Difference(const std::string& text, const std::string& other) {
+  if (text.find('\n') == std::string::npos && text.size() <= 200) return text;
+  std::istringstream lines(text);
+  std::istringstream others(other);
+  std::string line;
+  std::string other_line;
+  std::string result;
+  int shown = 0;
+  while (std::getline(lines, line)) {
+    const bool same = std::getline(others, other_line) && line == other_line;
+    if (same || ++shown > 3) continue;
+    result += (result.empty() ? "" : " / ") + line.substr(0, 300);
+  }
+  if (shown > 3) result += fmt::format(" / ... ({} lines differ)", shown);
+  return result.empty() ? "(fewer lines)" : result;
+}
+
+}  // namespace
+
+Result<std::string> EncodeCheckpoint(const Checkpoint& checkpoint) {
+  std::string text;
+  try {
+    text = CheckpointJson(checkpoint).dump(1);
+  } catch (const json::exception& error) {
+    return InvalidArgumentError(
+        fmt::format("a path or name of the run is no UTF-8 text: {}", error.what()));
+  }
+  std::string payload;
+  Append(&payload, static_cast<std::uint64_t>(text.size()));
+  return payload + text + checkpoint.progressive + checkpoint.window;
+}
+
+Result<Checkpoint> DecodeCheckpoint(const std::string& payload) {
+  Cutter cutter(payload);
+  std::uint64_t text_bytes = 0;
+  std::string_view text;
+  if (!cutter.Take(&text_bytes) || !cutter.Take(text_bytes, &text)) {
+    return CorruptionError("the description is cut off");
+  }
+  const json object = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (object.is_discarded()) return CorruptionError("the description is not JSON");
+  Checkpoint checkpoint;
+  JsonFields fields(object);
+  std::uint32_t version = 0;
+  std::uint64_t progressive_bytes = 0;
+  std::uint64_t window_bytes = 0;
+  fields.Read("format_version", &version);
+  fields.Read("id", &checkpoint.id);
+  fields.Read("steps", &checkpoint.steps);
+  fields.Read("finished", &checkpoint.finished);
+  fields.Read("metrics_bytes", &checkpoint.metrics_bytes);
+  fields.Read("progressive_bytes", &progressive_bytes);
+  fields.Read("window_bytes", &window_bytes);
+  fields.Read("trainer_state", &checkpoint.trainer_state);
+  fields.Read("dense_network", &checkpoint.dense_network);
+  fields.Read("job_yaml", &checkpoint.job_yaml);
+  const json& cursor = fields.Object("cursor");
+  TERRACE_RETURN_IF_ERROR(fields.status());
+  if (version != kCheckpointVersion) return CorruptionError("field 'format_version' is not 1");
+  TERRACE_RETURN_IF_ERROR(ReadCursor(cursor, &checkpoint.cursor));
+  TERRACE_RETURN_IF_ERROR(ReadLists(&fields, &checkpoint));
+  std::string_view progressive;
+  std::string_view window;
+  if (!cutter.Take(progressive_bytes, &progressive) || !cutter.Take(window_bytes, &window) ||
+      !cutter.empty()) {
+    return CorruptionError("the metrics' state has another length than the description says");
+  }
+  checkpoint.progressive = progressive;
+  checkpoint.window = window;
+  return checkpoint;
+}
+
+std::string EncodeDense(const DenseState& state) {
+  TERRACE_CHECK(state.names.size() == state.buffers.size());
+  std::string payload;
+  Append(&payload, state.steps);
+  Append(&payload, static_cast<std::uint64_t>(state.names.size()));
+  for (std::size_t i = 0; i < state.names.size(); ++i) {
+    Append(&payload, static_cast<std::uint64_t>(state.names[i].size()));
+    payload += state.names[i];
+    Append(&payload, static_cast<std::uint64_t>(state.buffers[i].size()));
+    payload.append(reinterpret_cast<const char*>(state.buffers[i].data()),
+                   state.buffers[i].size() * sizeof(float));
+  }
+  return payload;
+}
+
+Result<DenseState> DecodeDense(const std::string& payload) {
+  const Status cut = CorruptionError("the dense state is cut off");
+  Cutter cutter(payload);
+  DenseState state;
+  std::uint64_t buffers = 0;
+  if (!cutter.Take(&state.steps) || !cutter.Take(&buffers)) return cut;
+  for (std::uint64_t i = 0; i < buffers; ++i) {
+    std::uint64_t name_bytes = 0;
+    std::uint64_t floats = 0;
+    std::string_view name;
+    std::string_view data;
+    if (!cutter.Take(&name_bytes) || !cutter.Take(name_bytes, &name) || !cutter.Take(&floats) ||
+        floats > payload.size() || !cutter.Take(floats * sizeof(float), &data)) {
+      return cut;
+    }
+    state.names.emplace_back(name);
+    state.buffers.emplace_back(floats);
+    if (floats > 0) std::memcpy(state.buffers.back().data(), data.data(), data.size());
+  }
+  if (!cutter.empty()) return CorruptionError("the dense state has bytes too many");
+  return state;
+}
+
+Status CompareIdentity(const std::vector<std::pair<std::string, std::string>>& run,
+                       const std::vector<std::pair<std::string, std::string>>& now,
+                       const std::vector<std::string>& accept) {
+  const std::map<std::string, std::string> before(run.begin(), run.end());
+  const std::map<std::string, std::string> after(now.begin(), now.end());
+  std::string problems;
+  bool acceptable = false;
+  const auto differ = [&](const std::string& path, const std::string& old_value,
+                          const std::string& new_value) {
+    const std::string name = path == "training.threads" ? "threads" : path;
+    const std::string text =
+        fmt::format("{}: the run has '{}', the job now '{}'", path,
+                    Difference(old_value, new_value), Difference(new_value, old_value));
+    if (std::find(accept.begin(), accept.end(), name) != accept.end()) {
+      LogText(LogLevel::kWarning, text +
+                                      "; accepted, so the bits are no longer those of an "
+                                      "undisturbed run");
+      return;
+    }
+    if (name == "threads" || name == "processor") acceptable = true;
+    problems += "\n  " + text;
+  };
+  for (const auto& [path, value] : run) {
+    const auto found = after.find(path);
+    if (found == after.end()) {
+      differ(path, value, "(nothing)");
+    } else if (found->second != value) {
+      differ(path, value, found->second);
+    }
+  }
+  for (const auto& [path, value] : now) {
+    if (!before.contains(path)) differ(path, "(nothing)", value);
+  }
+  if (problems.empty()) return OkStatus();
+  std::string advice = "put the old values back, or start anew with --overwrite or another output";
+  if (acceptable) {
+    advice += "; --accept threads and --accept processor go on with another rounding";
+  }
+  return InvalidArgumentError("the settings identify another model than the run's:" + problems +
+                              "\n" + advice);
+}
+
+}  // namespace terrace

@@ -1,0 +1,823 @@
+#include "terrace/train/job_keys.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "terrace/base/units.h"
+
+namespace terrace {
+namespace {
+
+using Sparse = SparseOptimizerSpec::Type;
+
+std::string Shown(const JobNode& node) {
+  switch (node.kind) {
+    case JobNode::Kind::kNull:
+      return "nothing";
+    case JobNode::Kind::kScalar:
+      return fmt::format("'{}'", node.scalar);
+    case JobNode::Kind::kList:
+      return "a list";
+    case JobNode::Kind::kMap:
+      return "settings by name";
+  }
+  return "";
+}
+
+std::string Expected(std::string_view what, const JobNode& node) {
+  return fmt::format("expected {}, got {}", what, Shown(node));
+}
+
+// 65536, 65_536 and 1e6 alike.
+std::optional<std::uint64_t> ParseWhole(std::string text) {
+  std::erase(text, '_');
+  std::uint64_t value = 0;
+  const char* end = text.data() + text.size();
+  auto [rest, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc() && rest == end) return value;
+  if (error == std::errc::result_out_of_range) return std::nullopt;
+  double number = 0;
+  auto [rest2, error2] = std::from_chars(text.data(), end, number);
+  if (error2 != std::errc() || rest2 != end) return std::nullopt;
+  if (!(number >= 0) || number > 0x1p53 || number != std::floor(number)) return std::nullopt;
+  return static_cast<std::uint64_t>(number);
+}
+
+template <typename T>
+std::optional<T> ParseNumber(const std::string& text) {
+  T value = 0;
+  const char* end = text.data() + text.size();
+  auto [rest, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || rest != end || !std::isfinite(value)) return std::nullopt;
+  return value;
+}
+
+std::optional<bool> ParseBool(const std::string& text) {
+  if (text == "true" || text == "yes" || text == "on" || text == "True") return true;
+  if (text == "false" || text == "no" || text == "off" || text == "False") return false;
+  return std::nullopt;
+}
+
+std::string ExactBytes(std::uint64_t bytes) {
+  static constexpr std::pair<int, const char*> kUnits[] = {
+      {40, "TiB"}, {30, "GiB"}, {20, "MiB"}, {10, "KiB"}};
+  for (const auto& [shift, unit] : kUnits) {
+    if (bytes != 0 && bytes % (std::uint64_t{1} << shift) == 0) {
+      return fmt::format("{}{}", bytes >> shift, unit);
+    }
+  }
+  return std::to_string(bytes);
+}
+
+// Bounds of a number; `above`: the lower one itself is not allowed.
+struct Range {
+  double low = 0;
+  double high = 0;
+  bool above = false;
+  std::string Text() const {
+    if (above && high >= 1e30) return fmt::format("above {}", low);
+    if (high >= 1e30) return fmt::format("{} or more", low);
+    return fmt::format("{}{} to {}", above ? "above " : "", low, high);
+  }
+  bool Holds(double value) const { return (above ? value > low : value >= low) && value <= high; }
+};
+constexpr double kUnbounded = 1e30;
+constexpr std::uint64_t kMax64 = std::numeric_limits<std::uint64_t>::max();
+
+// Builds the table. Getters refer to a field of a Job: [](Job& job, const std::string& name) -> T&.
+class Builder {
+ public:
+  std::vector<JobKey> Take() { return std::move(keys_); }
+
+  JobKey& Custom(std::string path, std::string type, std::string limits, std::string doc) {
+    JobKey key;
+    key.path = std::move(path);
+    key.type = std::move(type);
+    key.limits = std::move(limits);
+    key.doc = std::move(doc);
+    keys_.push_back(std::move(key));
+    return keys_.back();
+  }
+
+  template <typename Get>
+  JobKey& Whole(std::string path, Get get, std::uint64_t low, std::uint64_t high, std::string doc) {
+    using T = std::remove_reference_t<decltype(get(std::declval<Job&>(), std::string()))>;
+    std::string limits = high == kMax64 ? (low == 0 ? "" : fmt::format("{} or more", low))
+                                        : fmt::format("{} to {}", low, FormatCount(high));
+    JobKey& key = Custom(std::move(path), "whole number", limits, std::move(doc));
+    key.set = [get, low, high, limits](const JobNode& node, Job* job, const std::string& name) {
+      if (node.kind != JobNode::Kind::kScalar) return Expected("a whole number", node);
+      const std::optional<std::uint64_t> value = ParseWhole(node.scalar);
+      if (!value) return Expected("a whole number", node);
+      if (*value < low || *value > high) return fmt::format("is {}; legal: {}", *value, limits);
+      get(*job, name) = static_cast<T>(*value);
+      return std::string();
+    };
+    key.print = [get](const Job& job, const std::string& name) {
+      return std::optional<std::string>(std::to_string(get(Mutable(job), name)));
+    };
+    return key;
+  }
+
+  template <typename Get>
+  JobKey& Number(std::string path, Get get, Range range, std::string doc) {
+    using T = std::remove_reference_t<decltype(get(std::declval<Job&>(), std::string()))>;
+    JobKey& key = Custom(std::move(path), "number", range.Text(), std::move(doc));
+    key.set = [get, range](const JobNode& node, Job* job, const std::string& name) {
+      if (node.kind != JobNode::Kind::kScalar) return Expected("a number", node);
+      const std::optional<T> value = ParseNumber<T>(node.scalar);
+      if (!value) return Expected("a number", node);
+      if (!range.Holds(*value)) return fmt::format("is {}; legal: {}", *value, range.Text());
+      get(*job, name) = *value;
+      return std::string();
+    };
+    key.print = [get](const Job& job, const std::string& name) {
+      return std::optional<std::string>(fmt::format("{}", get(Mutable(job), name)));
+    };
+    return key;
+  }
+
+  template <typename Get>
+  JobKey& Bool(std::string path, Get get, std::string doc) {
+    JobKey& key = Custom(std::move(path), "true or false", "", std::move(doc));
+    key.set = [get](const JobNode& node, Job* job, const std::string& name) {
+      const std::optional<bool> value =
+          node.kind == JobNode::Kind::kScalar ? ParseBool(node.scalar) : std::nullopt;
+      if (!value) return Expected("true or false", node);
+      get(*job, name) = *value;
+      return std::string();
+    };
+    key.print = [get](const Job& job, const std::string& name) {
+      return std::optional<std::string>(get(Mutable(job), name) ? "true" : "false");
+    };
+    return key;
+  }
+
+  template <typename Get>
+  JobKey& Bytes(std::string path, Get get, std::uint64_t low, std::string doc) {
+    JobKey& key =
+        Custom(std::move(path), "size", fmt::format("{} or more", ExactBytes(low)), std::move(doc));
+    key.set = [get, low](const JobNode& node, Job* job, const std::string& name) {
+      const std::optional<std::uint64_t> value =
+          node.kind == JobNode::Kind::kScalar ? ParseBytes(node.scalar) : std::nullopt;
+      if (!value) return Expected("a size such as 2GiB or 500MB", node);
+      if (*value < low) {
+        return fmt::format("is {}; legal: {} or more", ExactBytes(*value), ExactBytes(low));
+      }
+      get(*job, name) = *value;
+      return std::string();
+    };
+    key.print = [get](const Job& job, const std::string& name) {
+      return std::optional<std::string>(ExactBytes(get(Mutable(job), name)));
+    };
+    return key;
+  }
+
+  template <typename Get>
+  JobKey& Text(std::string path, Get get, std::string doc) {
+    JobKey& key = Custom(std::move(path), "text", "", std::move(doc));
+    key.set = [get](const JobNode& node, Job* job, const std::string& name) {
+      if (node.kind != JobNode::Kind::kScalar || node.scalar.empty()) return Expected("text", node);
+      get(*job, name) = node.scalar;
+      return std::string();
+    };
+    key.print = [get](const Job& job, const std::string& name) -> std::optional<std::string> {
+      const std::string& value = get(Mutable(job), name);
+      if (value.empty()) return std::nullopt;
+      return YamlText(value);
+    };
+    return key;
+  }
+
+  // A list of text, or one text for a list of one. `choices` empty: any.
+  template <typename Get>
+  JobKey& TextList(std::string path, Get get, std::vector<std::string> choices, std::string doc) {
+    JobKey& key = Custom(std::move(path), "list of text", Join(choices), std::move(doc));
+    key.set = [get, choices](const JobNode& node, Job* job, const std::string& name) {
+      std::vector<JobNode> items = node.items;
+      if (node.kind == JobNode::Kind::kScalar) items.push_back(node);
+      if (node.kind == JobNode::Kind::kMap) return Expected("a list of text", node);
+      std::vector<std::string> values;
+      for (const JobNode& item : items) {
+        if (item.kind != JobNode::Kind::kScalar || item.scalar.empty()) {
+          return Expected("a list of text", item);
+        }
+        if (!choices.empty() &&
+            std::find(choices.begin(), choices.end(), item.scalar) == choices.end()) {
+          return fmt::format("has {}; legal: {}", Shown(item), Join(choices));
+        }
+        values.push_back(item.scalar);
+      }
+      get(*job, name) = std::move(values);
+      return std::string();
+    };
+    key.print = [get](const Job& job, const std::string& name) {
+      std::string text;
+      for (const std::string& value : get(Mutable(job), name)) {
+        text += (text.empty() ? "" : ", ") + YamlText(value);
+      }
+      return std::optional<std::string>("[" + text + "]");
+    };
+    return key;
+  }
+
+  template <typename Get, typename T>
+  JobKey& Choice(std::string path, Get get, std::vector<std::pair<std::string, T>> choices,
+                 std::string doc) {
+    std::vector<std::string> names;
+    for (const auto& choice : choices) names.push_back(choice.first);
+    JobKey& key = Custom(std::move(path), "word", Join(names), std::move(doc));
+    key.set = [get, choices, names](const JobNode& node, Job* job, const std::string& name) {
+      for (const auto& [text, value] : choices) {
+        if (node.kind == JobNode::Kind::kScalar && node.scalar == text) {
+          get(*job, name) = value;
+          return std::string();
+        }
+      }
+      const std::string nearest =
+          node.kind == JobNode::Kind::kScalar ? NearestName(node.scalar, names) : "";
+      return fmt::format("is {}; legal: {}{}", Shown(node), Join(names),
+                         nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest));
+    };
+    key.print = [get, choices](const Job& job, const std::string& name) {
+      std::optional<std::string> text;
+      for (const auto& choice : choices) {
+        if (choice.second == get(Mutable(job), name)) text = choice.first;
+      }
+      return text;
+    };
+    return key;
+  }
+
+  template <typename Get>
+  JobKey& Word(std::string path, Get get, const std::vector<std::string>& words, std::string doc) {
+    std::vector<std::pair<std::string, std::string>> choices;
+    for (const std::string& word : words) choices.emplace_back(word, word);
+    return Choice(std::move(path), get, std::move(choices), std::move(doc));
+  }
+
+  std::size_t size() const { return keys_.size(); }
+  // The keys from `first` on are left out of a complete job unless `wanted`.
+  template <typename Wanted>
+  void OnlyPrintFrom(std::size_t first, Wanted wanted, const std::string& default_note) {
+    for (std::size_t i = first; i < keys_.size(); ++i) {
+      keys_[i].print = [print = keys_[i].print, wanted](const Job& job, const std::string& name) {
+        return wanted(job) ? print(job, name) : std::nullopt;
+      };
+      keys_[i].default_note = default_note;
+    }
+  }
+
+  // The getters only refer to a field; printing changes nothing.
+  static Job& Mutable(const Job& job) { return const_cast<Job&>(job); }
+
+  static std::string Join(const std::vector<std::string>& words) {
+    std::string text;
+    for (const std::string& word : words) text += (text.empty() ? "" : " | ") + word;
+    return text;
+  }
+
+ private:
+  std::vector<JobKey> keys_;
+};
+
+// null (or nothing) stands for 0.
+JobKey& OrNull(JobKey& key) {
+  key.type += " or null";
+  auto set = key.set;
+  key.set = [set](const JobNode& node, Job* job, const std::string& name) {
+    if (node.kind != JobNode::Kind::kNull) return set(node, job, name);
+    JobNode zero = node;
+    zero.kind = JobNode::Kind::kScalar;
+    zero.scalar = "0";
+    return set(zero, job, name);
+  };
+  auto print = key.print;
+  key.print = [print](const Job& job, const std::string& name) {
+    std::optional<std::string> text = print(job, name);
+    if (text == "0") text = "null";
+    return text;
+  };
+  return key;
+}
+
+JobKey& Identifies(JobKey& key) {
+  key.identifies = true;
+  return key;
+}
+
+template <typename Applies>
+JobKey& OnlyFor(JobKey& key, std::string text, Applies applies) {
+  key.applies = applies;
+  key.applies_text = std::move(text);
+  return key;
+}
+
+// Runs `then` after the key was set.
+template <typename Then>
+JobKey& AndThen(JobKey& key, Then then) {
+  auto set = key.set;
+  key.set = [set, then](const JobNode& node, Job* job, const std::string& name) {
+    std::string problem = set(node, job, name);
+    if (problem.empty()) then(*job, name);
+    return problem;
+  };
+  return key;
+}
+
+template <typename Get>
+void AddLearningRate(Builder* b, const std::string& path, Get get, bool identifies) {
+  const auto scheduled = [get](const Job& job, const std::string& name) {
+    const LearningRate& rate = get(Builder::Mutable(job), name);
+    return rate.warmup_steps != 0 || rate.decay != LearningRate::Decay::kNone ||
+           rate.decay_steps != 0 || rate.final != 0;
+  };
+  const auto base = [get](Job& job, const std::string& name) -> double& {
+    return get(job, name).base;
+  };
+  JobKey& whole =
+      b->Number(path, base, {0, 1e6, true}, "A number, or a schedule with the keys below it.");
+  whole.identifies = identifies;
+  whole.type = "number or schedule";
+  whole.set = [get, set = whole.set](const JobNode& node, Job* job, const std::string& name) {
+    LearningRate& rate = get(*job, name);
+    const double kept = rate.base;
+    rate = LearningRate();
+    rate.base = kept;
+    // A schedule's own keys say the rest.
+    return node.kind == JobNode::Kind::kMap ? std::string() : set(node, job, name);
+  };
+  const auto when = [](JobKey& key, auto condition, bool wanted) {
+    key.print = [print = key.print, condition, wanted](const Job& job, const std::string& name) {
+      return condition(job, name) == wanted ? print(job, name) : std::nullopt;
+    };
+  };
+  when(whole, scheduled, false);
+  const auto add = [&](JobKey& key) {
+    key.identifies = identifies;
+    when(key, scheduled, true);
+  };
+  add(b->Number(path + ".base", base, {0, 1e6, true}, "The rate after the warm-up."));
+  add(b->Whole(
+      path + ".warmup_steps",
+      [get](Job & job, const std::string& name) -> auto& { return get(job, name).warmup_steps; }, 0,
+      kMax64, "Mini-batches in which the rate rises linearly to its base."));
+  add(b->Choice(
+      path + ".decay",
+      [get](Job & job, const std::string& name) -> auto& { return get(job, name).decay; },
+      std::vector<std::pair<std::string, LearningRate::Decay>>{
+          {"none", LearningRate::Decay::kNone},
+          {"linear", LearningRate::Decay::kLinear},
+          {"cosine", LearningRate::Decay::kCosine}},
+      "How the rate falls after the warm-up."));
+  add(b->Whole(
+      path + ".decay_steps",
+      [get](Job & job, const std::string& name) -> auto& { return get(job, name).decay_steps; }, 0,
+      kMax64, "Mini-batches of the fall."));
+  add(b->Number(
+      path + ".final",
+      [get](Job & job, const std::string& name) -> auto& { return get(job, name).final; }, {0, 1e6},
+      "The rate after the fall."));
+}
+
+// The defaults that come with a type.
+void ResetSparse(SparseOptimizerSpec* spec, LearningRate* rate) {
+  const Sparse type = spec->type;
+  *spec = SparseOptimizerSpec();
+  spec->type = type;
+  *rate = LearningRate();
+  rate->base = type == Sparse::kAdam ? 0.001 : 0.05;
+}
+
+template <typename GetSpec, typename GetRate>
+void AddSparseOptimizer(Builder* b, const std::string& path, GetSpec spec, GetRate rate) {
+  using Types = std::vector<Sparse>;
+  const auto only = [spec](JobKey& key, Types types, std::string text) {
+    OnlyFor(key, std::move(text), [spec, types](const Job& job, const std::string& name) {
+      const Sparse type = spec(Builder::Mutable(job), name).type;
+      return std::find(types.begin(), types.end(), type) != types.end();
+    });
+  };
+  AndThen(b->Choice(
+              path + ".type",
+              [spec](Job & job, const std::string& name) -> auto& { return spec(job, name).type; },
+              std::vector<std::pair<std::string, Sparse>>{{"sgd", Sparse::kSgd},
+                                                          {"adagrad", Sparse::kAdaGrad},
+                                                          {"adagrad_row", Sparse::kAdaGradRow},
+                                                          {"adam", Sparse::kAdam},
+                                                          {"ftrl", Sparse::kFtrl}},
+              "A type brings its own defaults of all that follows."),
+          [spec, rate](Job& job, const std::string& name) {
+            ResetSparse(&spec(job, name), &rate(job, name));
+          });
+  AddLearningRate(b, path + ".learning_rate", rate, false);
+  const Types adagrad = {Sparse::kAdaGrad, Sparse::kAdaGradRow};
+  const Types ftrl = {Sparse::kFtrl};
+  const auto number = [&](const char* key, auto field, Range range, const char* doc) -> JobKey& {
+    return b->Number(
+        path + "." + key,
+        [spec, field](Job& job, const std::string& name) -> float& {
+          return spec(job, name).*field;
+        },
+        range, doc);
+  };
+  only(number("initial_accumulator", &SparseOptimizerSpec::initial_accumulator, {0, kUnbounded},
+              "What the sum of squares starts at."),
+       adagrad, "type adagrad, adagrad_row");
+  only(number("epsilon", &SparseOptimizerSpec::epsilon, {0, 1, true}, "Keeps a division finite."),
+       {Sparse::kAdaGrad, Sparse::kAdaGradRow, Sparse::kAdam}, "type adagrad, adagrad_row, adam");
+  only(number("beta1", &SparseOptimizerSpec::beta1, {0, 0.999999}, "Decay of the first moment."),
+       {Sparse::kAdam}, "type adam");
+  only(number("beta2", &SparseOptimizerSpec::beta2, {0, 0.999999}, "Decay of the second moment."),
+       {Sparse::kAdam}, "type adam");
+  only(number("l1", &SparseOptimizerSpec::l1, {0, kUnbounded}, "L1: weights below it stay 0."),
+       ftrl, "type ftrl");
+  only(number("l2", &SparseOptimizerSpec::l2, {0, kUnbounded}, "L2 of FTRL's own formula."), ftrl,
+       "type ftrl");
+  only(number("beta", &SparseOptimizerSpec::beta, {0, kUnbounded}, "Smooths the first steps."),
+       ftrl, "type ftrl");
+}
+
+template <typename Get>
+void AddTable(Builder* b, const std::string& path, Get table) {
+  using Type = InitializerSpec::Type;
+  b->Whole(
+      path + ".dim",
+      [table](Job & job, const std::string& name) -> auto& { return table(job, name).dim; }, 1,
+      4096, "Weights of a key.");
+  AddSparseOptimizer(
+      b, path + ".optimizer",
+      [table](Job & job, const std::string& name) -> auto& { return table(job, name).optimizer; },
+      [table](Job & job, const std::string& name) -> auto& {
+        return table(job, name).learning_rate;
+      });
+  b->Choice(
+      path + ".initializer.type",
+      [table](Job & job, const std::string& name) -> auto& {
+        return table(job, name).initializer.type;
+      },
+      std::vector<std::pair<std::string, Type>>{{"zeros", Type::kZeros},
+                                                {"constant", Type::kConstant},
+                                                {"uniform", Type::kUniform},
+                                                {"normal", Type::kNormal}},
+      "What a key's weights start as; zeros where the optimizer is ftrl.");
+  OnlyFor(b->Number(
+              path + ".initializer.scale",
+              [table](Job & job, const std::string& name) -> auto& {
+                return table(job, name).initializer.scale;
+              },
+              {-1e6, 1e6},
+              "uniform: within [-scale, scale); normal: standard deviation; constant: the value."),
+          "initializer.type other than zeros", [table](const Job& job, const std::string& name) {
+            return table(Builder::Mutable(job), name).initializer.type != Type::kZeros;
+          });
+  b->Number(
+      path + ".l2",
+      [table](Job & job, const std::string& name) -> auto& { return table(job, name).l2; },
+      {0, kUnbounded}, "l2 * w is added to a row's gradient when the row is touched.");
+}
+
+void AddRun(Builder* b) {
+  JobKey& version = b->Custom("format_version", "whole number", "1", "Of this file.");
+  version.set = [](const JobNode& node, Job*, const std::string&) -> std::string {
+    if (node.kind == JobNode::Kind::kScalar && node.scalar == "1") return "";
+    return fmt::format("is {}; this program reads version 1", Shown(node));
+  };
+  version.print = [](const Job&, const std::string&) { return std::optional<std::string>("1"); };
+  Identifies(b->Whole(
+      "seed", [](Job & job, const std::string&) -> auto& { return job.seed; }, 0, kMax64,
+      "Of all random numbers of the run."));
+  Identifies(b->Word(
+      "device", [](Job & job, const std::string&) -> auto& { return job.device; },
+      {"cpu", "cuda", "auto"}, "Where the network and the warm rows are."));
+  b->Text(
+       "output", [](Job & job, const std::string&) -> auto& { return job.output; },
+       "The run's folder: everything lies there unless ssd.paths says otherwise.")
+      .default_note = "required";
+}
+
+void AddData(Builder* b) {
+  const auto criteo = [](const Job& job, const std::string&) {
+    return job.train_data.format == "criteo";
+  };
+  const auto synthetic = [](const Job& job, const std::string&) {
+    return job.train_data.format == "synthetic";
+  };
+  const auto field = [](auto member) {
+    return [member](Job & job, const std::string&) -> auto& { return job.train_data.*member; };
+  };
+  b->Word("data.format", field(&DataOptions::format), {"criteo", "synthetic"},
+          "Criteo's text, or a generated click log.");
+  JobKey& train = b->TextList("data.train", field(&DataOptions::files), {},
+                              "Files and globs, in order; plain, gzip or zstd.");
+  OnlyFor(train, "format criteo", criteo);
+  train.default_note = "required";
+  OnlyFor(b->TextList(
+              "data.validation",
+              [](Job & job, const std::string&) -> auto& { return job.validation_data.files; }, {},
+              "Files and globs to evaluate on; they train nothing."),
+          "format criteo", criteo);
+  b->Whole("data.epochs", field(&DataOptions::epochs), 1, 1'000'000, "Passes over the examples.");
+  b->Whole("data.seed", field(&DataOptions::seed), 0, kMax64,
+           "Of shuffling and of the generated log.")
+      .default_note = "as seed";
+  b->Word("data.shuffle", field(&DataOptions::shuffle), {"none", "files", "examples"},
+          "Order of an epoch, seeded by (data.seed, epoch): as given, files in random order, or "
+          "examples within windows too.");
+  b->Whole("data.shuffle_window", field(&DataOptions::shuffle_window), 1, 1 << 24,
+           "Examples that change places among themselves; memory grows with it.");
+  OnlyFor(Identifies(b->Word("data.integers", field(&DataOptions::integers),
+                             {"dense", "bucket", "both"},
+                             "What becomes of integer columns: dense features, keys of their "
+                             "buckets, or both.")),
+          "format criteo", criteo);
+  OnlyFor(Identifies(b->Word("data.missing", field(&DataOptions::missing), {"skip", "key"},
+                             "An empty category has no key, or one of its own.")),
+          "format criteo", criteo);
+  b->Number("data.max_bad_fraction", field(&DataOptions::max_bad_fraction), {0, 1},
+            "More bad lines than this share of all stop the run.");
+  b->Bytes("data.read_ahead", field(&DataOptions::read_ahead_bytes), 64 << 10,
+           "Memory for reading ahead.");
+  JobKey& rows = b->Whole("data.rows", field(&DataOptions::rows), 1, std::uint64_t{1} << 48,
+                          "Examples of an epoch.");
+  OnlyFor(rows, "format synthetic", synthetic);
+  rows.default_note = "required";
+  OnlyFor(b->Whole(
+              "data.validation_rows",
+              [](Job & job, const std::string&) -> auto& { return job.validation_data.rows; }, 0,
+              std::uint64_t{1} << 48, "Examples to evaluate on: the rows after those of training."),
+          "format synthetic", synthetic);
+  OnlyFor(b->Whole("data.first_row", field(&DataOptions::first_row), 0, std::uint64_t{1} << 48,
+                   "Row of the log at which training begins."),
+          "format synthetic", synthetic);
+  OnlyFor(b->Whole("data.cardinality", field(&DataOptions::cardinality), 1, 1'000'000'000'000,
+                   "Categories of a slot."),
+          "format synthetic", synthetic);
+  OnlyFor(b->Number("data.zipf", field(&DataOptions::zipf), {0, 10},
+                    "Exponent of the categories' power law; 0: all alike."),
+          "format synthetic", synthetic);
+  OnlyFor(b->Whole("data.slots", field(&DataOptions::categorical_slots), 1, 1024,
+                   "Categorical slots of the log."),
+          "format synthetic", synthetic);
+}
+
+void AddTables(Builder* b) {
+  AddTable(
+      b, "table", [](Job & job, const std::string&) -> auto& { return job.table; });
+  AddTable(
+      b, "tables.*",
+      [](Job & job, const std::string& name) -> auto& { return job.tables.at(name); });
+  JobKey& table = b->Text(
+      "slots.*.table",
+      [](Job & job, const std::string& name) -> auto& { return job.slots.at(name).table; },
+      "The table that holds the slot's rows.");
+  table.default_note = "default";
+  JobKey& dim = b->Whole(
+      "slots.*.dim",
+      [](Job & job, const std::string& name) -> auto& { return job.slots.at(name).dim; }, 0, 4096,
+      "Weights of a key; another than its table's makes a table of its own. 0: the table's.");
+  dim.default_note = "the table's";
+  b->Choice(
+      "slots.*.pooling",
+      [](Job & job, const std::string& name) -> auto& { return job.slots.at(name).pooling; },
+      std::vector<std::pair<std::string, SlotJob::Pooling>>{{"sum", SlotJob::Pooling::kSum},
+                                                            {"mean", SlotJob::Pooling::kMean}},
+      "How the weights of several keys become one input.");
+}
+
+void AddNetworkOptimizer(Builder* b) {
+  const auto spec = [](auto member) {
+    return [member](Job & job, const std::string&) -> auto& {
+      return job.network.optimizer.*member;
+    };
+  };
+  const auto only = [](JobKey& key, std::vector<std::string> types) {
+    std::string text = "type ";
+    for (const std::string& type : types) text += (&type == &types[0] ? "" : ", ") + type;
+    OnlyFor(Identifies(key), text, [types](const Job& job, const std::string&) {
+      return std::find(types.begin(), types.end(), job.network.optimizer.type) != types.end();
+    });
+  };
+  AndThen(Identifies(b->Word("network.optimizer.type", spec(&DenseOptimizerSpec::type),
+                             {"sgd", "adagrad", "adam"},
+                             "A type brings its own defaults of all that follows.")),
+          [](Job& job, const std::string&) {
+            const std::string type = job.network.optimizer.type;
+            job.network.optimizer = DenseOptimizerSpec();
+            job.network.optimizer.type = type;
+            job.network_learning_rate = LearningRate();
+            job.network_learning_rate.base = type == "adam" ? 0.001 : 0.01;
+          });
+  AddLearningRate(
+      b, "network.optimizer.learning_rate",
+      [](Job & job, const std::string&) -> auto& { return job.network_learning_rate; }, true);
+  only(b->Number("network.optimizer.epsilon", spec(&DenseOptimizerSpec::epsilon), {0, 1, true},
+                 "Keeps a division finite."),
+       {"adagrad", "adam"});
+  only(b->Number("network.optimizer.beta1", spec(&DenseOptimizerSpec::beta1), {0, 0.999999},
+                 "Decay of the first moment."),
+       {"adam"});
+  only(b->Number("network.optimizer.beta2", spec(&DenseOptimizerSpec::beta2), {0, 0.999999},
+                 "Decay of the second moment."),
+       {"adam"});
+  only(b->Number("network.optimizer.initial_accumulator",
+                 spec(&DenseOptimizerSpec::initial_accumulator), {0, kUnbounded},
+                 "What the sum of squares starts at."),
+       {"adagrad"});
+  only(b->Number("network.optimizer.momentum", spec(&DenseOptimizerSpec::momentum), {0, 0.999999},
+                 "Share of the last step that goes on."),
+       {"sgd"});
+  Identifies(b->Number("network.optimizer.l2", spec(&DenseOptimizerSpec::l2), {0, kUnbounded},
+                       "l2 * w is added to the gradient."));
+  Identifies(OrNull(b->Number(
+      "network.optimizer.clip_norm", spec(&DenseOptimizerSpec::clip_norm), {0, kUnbounded},
+      "A longer gradient of the whole network is scaled down to this norm.")));
+}
+
+void AddNetwork(Builder* b) {
+  const auto network = [](auto member) {
+    return [member](Job & job, const std::string&) -> auto& { return job.network.*member; };
+  };
+  Identifies(b->Word("network.type", network(&NetworkSpec::type), {"dnn"},
+                     "dnn: pooled embeddings and dense features, hidden layers, logit."));
+  JobKey& hidden = b->Custom("network.hidden", "list of whole numbers", "1 to 65,536 each",
+                             "Widths of the hidden layers, at most 32.");
+  hidden.identifies = true;
+  hidden.set = [](const JobNode& node, Job* job, const std::string&) -> std::string {
+    if (node.kind != JobNode::Kind::kList) return Expected("a list such as [256, 128]", node);
+    if (node.items.size() > 32) return "has more than 32 layers";
+    std::vector<std::uint32_t> widths;
+    for (const JobNode& item : node.items) {
+      const std::optional<std::uint64_t> width =
+          item.kind == JobNode::Kind::kScalar ? ParseWhole(item.scalar) : std::nullopt;
+      if (!width || *width < 1 || *width > 65536) {
+        return fmt::format("has {}; legal: widths of 1 to 65,536", Shown(item));
+      }
+      widths.push_back(static_cast<std::uint32_t>(*width));
+    }
+    job->network.hidden = std::move(widths);
+    return "";
+  };
+  hidden.print = [](const Job& job, const std::string&) {
+    return std::optional<std::string>(fmt::format("[{}]", fmt::join(job.network.hidden, ", ")));
+  };
+  Identifies(
+      b->Bool("network.wide", network(&NetworkSpec::wide), "Adds a weight per key to the logit."));
+  const std::size_t first = b->size();
+  AddSparseOptimizer(
+      b, "network.wide_optimizer",
+      [](Job & job, const std::string&) -> auto& { return job.wide_optimizer; },
+      [](Job & job, const std::string&) -> auto& { return job.wide_learning_rate; });
+  b->OnlyPrintFrom(
+      first, [](const Job& job) { return job.wide_optimizer_given; }, "as the key's table");
+  OnlyFor(b->Number(
+              "network.wide_l2", [](Job & job, const std::string&) -> auto& { return job.wide_l2; },
+              {0, kUnbounded}, "As table.l2, of the wide weights."),
+          "wide: true", [](const Job& job, const std::string&) { return job.network.wide; });
+  AddNetworkOptimizer(b);
+}
+
+void AddTraining(Builder* b) {
+  Identifies(b->Whole(
+      "training.minibatch",
+      [](Job & job, const std::string&) -> auto& { return job.training.minibatch; }, 1, 1 << 20,
+      "Examples of one optimizer step."));
+  b->Whole(
+      "training.batch", [](Job & job, const std::string&) -> auto& { return job.training.batch; },
+      1, 1 << 26,
+      "Examples whose rows are brought up together; a multiple of minibatch. Changes no result.");
+  Identifies(b->Whole(
+      "training.threads",
+      [](Job & job, const std::string&) -> auto& { return job.training.threads; }, 1, 256,
+      "Threads that compute. Another number rounds otherwise."));
+  OrNull(b->Whole(
+      "training.max_examples",
+      [](Job & job, const std::string&) -> auto& { return job.training.max_examples; }, 0, kMax64,
+      "Ends after the mini-batch that reaches it."));
+  OrNull(b->Whole(
+      "validation.every_examples",
+      [](Job & job, const std::string&) -> auto& { return job.validation.every_examples; }, 0,
+      kMax64, "Validates so often, besides at each epoch's end."));
+  b->Bytes(
+      "memory.budget",
+      [](Job & job, const std::string&) -> auto& { return job.memory.budget_bytes; },
+      std::uint64_t{1} << 20, "Of the whole process.");
+}
+
+void AddSsd(Builder* b) {
+  const auto ssd = [](auto member) {
+    return [member](Job & job, const std::string&) -> auto& { return job.ssd.*member; };
+  };
+  b->TextList("ssd.paths", ssd(&Job::Ssd::paths), {},
+              "Folders for rows, one per disk; a shard lies on one of them. Empty: in output.");
+  b->Bytes("ssd.quota", ssd(&Job::Ssd::quota_bytes), std::uint64_t{1} << 20,
+           "Bytes that the run may hold on disk, checkpoints too.");
+  b->Whole("ssd.shards", ssd(&Job::Ssd::shards), 1, 1024, "Parts of each table on disk.");
+  b->Whole("ssd.io_threads", ssd(&Job::Ssd::io_threads), 1, 64,
+           "Threads that read, where io_uring is not used.");
+  b->Word("ssd.backend", ssd(&Job::Ssd::backend), {"auto", "io_uring", "threads"},
+          "How rows are read.");
+  b->Bytes("ssd.file_size", ssd(&Job::Ssd::file_bytes), 64 << 10,
+           "Of a parameter file; larger ones cost compaction grain.");
+  b->Number("ssd.stale_share", ssd(&Job::Ssd::stale_share), {0.05, 0.95},
+            "A file is rewritten when more of it is stale.");
+  b->Bool("ssd.direct", ssd(&Job::Ssd::direct), "Past the system's page cache.");
+}
+
+void AddQueue(Builder* b, const std::string& stage) {
+  JobKey& key = b->Custom("pipeline.queues." + stage, "whole number or null", "1 to 64",
+                          fmt::format("Batches in the channel after stage {}.", stage));
+  key.default_note = "measured";
+  key.set = [stage](const JobNode& node, Job* job, const std::string&) -> std::string {
+    job->pipeline.queues.erase(stage);
+    if (node.kind == JobNode::Kind::kNull) return "";
+    const std::optional<std::uint64_t> value =
+        node.kind == JobNode::Kind::kScalar ? ParseWhole(node.scalar) : std::nullopt;
+    if (!value) return Expected("a whole number or null", node);
+    if (*value < 1 || *value > 64) return fmt::format("is {}; legal: 1 to 64", *value);
+    job->pipeline.queues[stage] = static_cast<int>(*value);
+    return "";
+  };
+  key.print = [stage](const Job& job, const std::string&) -> std::optional<std::string> {
+    const auto found = job.pipeline.queues.find(stage);
+    if (found == job.pipeline.queues.end()) return std::nullopt;
+    return std::to_string(found->second);
+  };
+}
+
+void AddRest(Builder* b) {
+  b->Number(
+      "cache.lru_share", [](Job & job, const std::string&) -> auto& { return job.cache.lru_share; },
+      {0, 1}, "Share of the memory's rows that the LRU holds; the LFU holds the others.");
+  b->Whole(
+      "pipeline.depth", [](Job & job, const std::string&) -> auto& { return job.pipeline.depth; },
+      0, 64, "Batches that are brought up ahead of training; 0: the stages run one after another.");
+  for (const char* stage : {"read", "pull", "stage"}) AddQueue(b, stage);
+  b->Whole(
+      "checkpoint.every_batches",
+      [](Job & job, const std::string&) -> auto& { return job.checkpoint.every_batches; }, 0,
+      kMax64,
+      "Of training.batch examples each, whatever the program adapts batches to; 0: at the end "
+      "only.");
+  b->Whole(
+      "checkpoint.keep", [](Job & job, const std::string&) -> auto& { return job.checkpoint.keep; },
+      1, 1000, "Checkpoints kept; under pressure of the quota older ones go first.");
+  OrNull(b->Whole(
+      "metrics.every_examples",
+      [](Job & job, const std::string&) -> auto& { return job.metrics.every_examples; }, 0, kMax64,
+      "Interval of metrics.jsonl; null: training.batch."));
+  b->TextList(
+      "resume.accept", [](Job & job, const std::string&) -> auto& { return job.resume.accept; },
+      {"processor", "threads"},
+      "What may differ from the run on --resume; the bits are then no longer an undisturbed "
+      "run's.");
+}
+
+}  // namespace
+
+const std::vector<JobKey>& JobKeys() {
+  static const std::vector<JobKey> keys = [] {
+    Builder b;
+    AddRun(&b);
+    AddData(&b);
+    AddTables(&b);
+    AddNetwork(&b);
+    AddTraining(&b);
+    AddSsd(&b);
+    AddRest(&b);
+    return b.Take();
+  }();
+  return keys;
+}
+
+std::string LearningRateText(const LearningRate& rate) {
+  static constexpr const char* kDecays[] = {"none", "linear", "cosine"};
+  return fmt::format("{} warmup {} decay {} {} to {}", rate.base, rate.warmup_steps,
+                     kDecays[static_cast<int>(rate.decay)], rate.decay_steps, rate.final);
+}
+
+std::string OptimizerText(const SparseOptimizerSpec& spec) {
+  switch (spec.type) {
+    case Sparse::kSgd:
+      return "sgd";
+    case Sparse::kAdaGrad:
+    case Sparse::kAdaGradRow:
+      return fmt::format("{} epsilon {} initial_accumulator {}",
+                         spec.type == Sparse::kAdaGrad ? "adagrad" : "adagrad_row", spec.epsilon,
+                         spec.initial_accumulator);
+    case Sparse::kAdam:
+      return fmt::format("adam epsilon {} beta1 {} beta2 {}", spec.epsilon, spec.beta1, spec.beta2);
+    case Sparse::kFtrl:
+      return fmt::format("ftrl alpha {} beta {} l1 {} l2 {}", spec.alpha, spec.beta, spec.l1,
+                         spec.l2);
+  }
+  return "";
+}
+
+}  // namespace terrace

@@ -1,0 +1,362 @@
+#include "terrace/train/job.h"
+
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "terrace/base/rng.h"
+#include "terrace/train/job_keys.h"
+
+namespace terrace {
+namespace {
+
+constexpr const char* kSmall =
+    "output: runs/a\n"
+    "data: {format: criteo, train: [a.tsv]}\n";
+
+Result<Job> Parse(const std::string& yaml, const std::vector<std::string>& overrides = {}) {
+  return ParseJob(yaml, "j.yaml", overrides);
+}
+
+// The small job with further lines; they begin at line 3.
+std::string ErrorOf(const std::string& lines, const std::vector<std::string>& overrides = {}) {
+  Result<Job> job = Parse(kSmall + lines, overrides);
+  if (job.ok()) return "no error";
+  EXPECT_EQ(job.status().code(), StatusCode::kInvalidArgument);
+  return job.status().message();
+}
+
+TEST(ParseJob, TwoLinesAreAWholeJob) {
+  Result<Job> job = Parse(kSmall);
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  EXPECT_EQ(job->output, "runs/a");
+  EXPECT_EQ(job->train_data.files, std::vector<std::string>{"a.tsv"});
+  EXPECT_FALSE(job->has_validation);
+  EXPECT_EQ(job->table.dim, 8u);
+  EXPECT_EQ(job->table.name, "default");
+  EXPECT_FLOAT_EQ(job->table.learning_rate.At(0), 0.05f);
+  EXPECT_FLOAT_EQ(job->network_learning_rate.At(0), 0.001f);
+  EXPECT_EQ(job->training.batch, 65536u);
+  EXPECT_EQ(job->memory.budget_bytes, std::uint64_t{2} << 30);
+  EXPECT_EQ(job->pipeline.depth, 2);
+  EXPECT_EQ(job->checkpoint.keep, 2);
+}
+
+TEST(ParseJob, ReadsEveryFixedName) {
+  Result<Job> job = Parse(R"(
+seed: 7
+device: cpu
+output: runs/criteo
+data: {format: criteo, train: [logs/*.tsv.zst], validation: [v.tsv], epochs: 3}
+table: {dim: 16, optimizer: {type: adagrad, learning_rate: 0.05}, initializer: {type: uniform, scale: 0.01}, l2: 0}
+tables: {ads: {dim: 4, optimizer: {type: ftrl, learning_rate: 0.1, l1: 1}}, users: {}}
+slots: {C1: {table: ads, dim: 2, pooling: mean}}
+network: {type: dnn, hidden: [64, 32], wide: true, optimizer: {type: adam, learning_rate: {base: 0.002, warmup_steps: 100, decay: linear, decay_steps: 1e3}, l2: 0.5, clip_norm: null}}
+training: {batch: 65_536, minibatch: 512, threads: 1}
+validation: {every_examples: null}
+memory: {budget: 320MiB}
+ssd: {paths: [d0, d1], quota: 1.5GiB, shards: 2, io_threads: 3}
+pipeline: {depth: 0, queues: {read: 3, pull: null}}
+checkpoint: {every_batches: 5, keep: 7}
+)");
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  EXPECT_EQ(job->seed, 7u);
+  EXPECT_EQ(job->train_data.seed, 7u);
+  EXPECT_EQ(job->train_data.epochs, 3u);
+  EXPECT_TRUE(job->has_validation);
+  EXPECT_EQ(job->validation_data.epochs, 1u);
+  EXPECT_EQ(job->validation_data.files, std::vector<std::string>{"v.tsv"});
+  ASSERT_EQ(job->tables.size(), 2u);
+  EXPECT_EQ(job->tables["ads"].dim, 4u);
+  EXPECT_EQ(job->tables["ads"].optimizer.type, SparseOptimizerSpec::Type::kFtrl);
+  EXPECT_FLOAT_EQ(job->tables["ads"].optimizer.alpha, 0.1f);
+  EXPECT_EQ(job->tables["users"].dim, 16u);
+  EXPECT_EQ(job->tables["users"].name, "users");
+  EXPECT_EQ(job->slots["C1"].pooling, SlotJob::Pooling::kMean);
+  EXPECT_EQ(job->network.hidden, (std::vector<std::uint32_t>{64, 32}));
+  EXPECT_FLOAT_EQ(job->network_learning_rate.At(0), 0.002f / 100);
+  EXPECT_FLOAT_EQ(job->network_learning_rate.At(99), 0.002f);
+  EXPECT_FLOAT_EQ(job->network_learning_rate.At(600), 0.001f);
+  EXPECT_FLOAT_EQ(job->network_learning_rate.At(100'000), 0.0f);
+  EXPECT_EQ(job->ssd.quota_bytes, std::uint64_t{3} << 29);
+  EXPECT_EQ(job->pipeline.queues, (std::map<std::string, int>{{"read", 3}}));
+}
+
+TEST(ParseJob, SyntheticValidationFollowsTraining) {
+  Result<Job> job = Parse(
+      "output: r\nseed: 3\n"
+      "data: {format: synthetic, rows: 1000, validation_rows: 200, first_row: 50}\n");
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  EXPECT_EQ(job->validation_data.first_row, 1050u);
+  EXPECT_EQ(job->validation_data.rows, 200u);
+  EXPECT_EQ(job->train_data.rows, 1000u);
+  EXPECT_TRUE(job->has_validation);
+}
+
+struct BadJob {
+  const char* lines;
+  const char* message;
+};
+
+class BadJobs : public testing::TestWithParam<BadJob> {};
+
+TEST_P(BadJobs, SaysWhereAndWhat) { EXPECT_EQ(ErrorOf(GetParam().lines), GetParam().message); }
+
+INSTANTIATE_TEST_SUITE_P(
+    Messages, BadJobs,
+    testing::Values(
+        BadJob{"training: {batchsize: 9}\n",
+               "j.yaml:3: unknown key 'batchsize' in training; did you mean 'batch'?"},
+        BadJob{"\n\ntraning: {batch: 9}\n",
+               "j.yaml:5: unknown key 'traning'; did you mean 'training'?"},
+        BadJob{"minibatch: 64\n",
+               "j.yaml:3: unknown key 'minibatch'; did you mean 'training.minibatch'?"},
+        BadJob{"pooling: mean\n",
+               "j.yaml:3: unknown key 'pooling'; 'slots.*.pooling' is a key of its own"},
+        BadJob{"memory: {xyzzy: 1}\n",
+               "j.yaml:3: unknown key 'xyzzy' in memory; legal here: budget"},
+        BadJob{"tables: {ads: {dmi: 4}}\n",
+               "j.yaml:3: unknown key 'dmi' in tables.ads; did you mean 'dim'?"},
+        BadJob{"training: {batch: many}\n",
+               "j.yaml:3: training.batch: expected a whole number, got 'many'"},
+        BadJob{"training: {batch: -512}\n",
+               "j.yaml:3: training.batch: expected a whole number, got '-512'"},
+        BadJob{"training: {minibatch: 0}\n",
+               "j.yaml:3: training.minibatch is 0; legal: 1 to 1,048,576"},
+        BadJob{
+            "training:\n  minibatch: 512\n  batch: 1000\n",
+            "j.yaml:5: training.batch is 1000, which is no multiple of training.minibatch (512)"},
+        BadJob{"training: 7\n",
+               "j.yaml:3: training holds settings by name, such as {minibatch: ...}"},
+        BadJob{"training: {threads: [1]}\n",
+               "j.yaml:3: training.threads: expected a whole number, got a list"},
+        BadJob{"training: {threads: }\n",
+               "j.yaml:3: training.threads: expected a whole number, got nothing"},
+        BadJob{"memory: {budget: lots}\n",
+               "j.yaml:3: memory.budget: expected a size such as 2GiB or 500MB, got 'lots'"},
+        BadJob{"memory: {budget: 5}\n", "j.yaml:3: memory.budget is 5; legal: 1MiB or more"},
+        BadJob{"device: cuda\n",
+               "j.yaml:3: device is cuda, which this version cannot do yet; use cpu (or auto)"},
+        BadJob{"device: cpuu\n",
+               "j.yaml:3: device is 'cpuu'; legal: cpu | cuda | auto; did you mean 'cpu'?"},
+        BadJob{"table: {l2: nan}\n", "j.yaml:3: table.l2: expected a number, got 'nan'"},
+        BadJob{"table: {optimizer: {type: adagrad, beta1: 0.9}}\n",
+               "j.yaml:3: table.optimizer.beta1 has no meaning here: it is for type adam"},
+        BadJob{"table: {optimizer: {type: ftrl}, initializer: {type: normal}}\n",
+               "j.yaml:3: table.initializer.type must be zeros: ftrl starts at z = n = 0, which is "
+               "weight 0"},
+        BadJob{"table: {optimizer: {type: ftrl, learning_rate: {base: 1, warmup_steps: 3}}}\n",
+               "j.yaml:3: table.optimizer.learning_rate is a schedule, but ftrl takes a number, "
+               "its alpha"},
+        BadJob{"table: {optimizer: {learning_rate: {decay: cosine}}}\n",
+               "j.yaml:3: table.optimizer.learning_rate.decay_steps is missing: a decay takes a "
+               "number of mini-batches"},
+        BadJob{"tables: {default: {}}\n",
+               "j.yaml:3: tables.default: 'table' is the default table; name this one otherwise"},
+        BadJob{"tables: {a/b: {}}\n",
+               "j.yaml:3: tables: 'a/b' is no name: letters, digits, _ and -, at most 64"},
+        BadJob{"tables: {ads: {}}\nslots: {C1: {table: adz}}\n",
+               "j.yaml:4: slots.C1.table is 'adz', which is no table; did you mean 'ads'?"},
+        BadJob{"network: {hidden: 64}\n",
+               "j.yaml:3: network.hidden: expected a list such as [256, 128], got '64'"},
+        BadJob{"network: {hidden: [64, 0]}\n",
+               "j.yaml:3: network.hidden has '0'; legal: widths of 1 to 65,536"},
+        BadJob{"network: {wide_optimizer: {type: ftrl}}\n",
+               "j.yaml:3: network.wide_optimizer has no meaning here: it is for wide: true"},
+        BadJob{"ssd: {paths: [a, b]}\n",
+               "j.yaml:3: ssd.shards is 1, but ssd.paths names 2 folders: a shard lies on one of "
+               "them, so some would stay empty; raise it to 2 or more"},
+        BadJob{"seed: 1\nseed: 2\n", "j.yaml:4: 'seed' is given twice"},
+        BadJob{"format_version: 2\n",
+               "j.yaml:3: format_version is '2'; this program reads version 1"},
+        BadJob{"resume: {accept: [thread]}\n",
+               "j.yaml:3: resume.accept has 'thread'; legal: processor | threads"},
+        BadJob{"---\nseed: 1\n", "j.yaml:4: a second document begins here; a job is one"}));
+
+TEST(ParseJob, CollectsAllProblemsInTheOrderOfLines) {
+  Result<Job> job = Parse(
+      "data: {format: criteo, rows: 3}\n"
+      "training: {batch: x, thread: 2}\n"
+      "memory: {budget: 1}\n",
+      {"pipeline.depth=99", "nosuch=1"});
+  ASSERT_FALSE(job.ok());
+  EXPECT_EQ(job.status().message(),
+            "j.yaml: output is missing: the folder of the run, such as runs/first\n"
+            "j.yaml:1: data.rows has no meaning here: it is for format synthetic\n"
+            "j.yaml:1: data.train is missing: the files to train on, such as [logs/*.tsv]\n"
+            "j.yaml:2: unknown key 'thread' in training; did you mean 'threads'?\n"
+            "j.yaml:2: training.batch: expected a whole number, got 'x'\n"
+            "j.yaml:3: memory.budget is 1; legal: 1MiB or more\n"
+            "--set pipeline.depth: pipeline.depth is 99; legal: 0 to 64\n"
+            "--set nosuch: unknown key 'nosuch'; legal here: format_version, seed, device, output, "
+            "data, table, tables, slots, network, training, validation, memory, ssd, cache, "
+            "pipeline, checkpoint, metrics, resume");
+}
+
+TEST(ParseJob, SyntaxErrorsNameTheLine) {
+  EXPECT_THAT(ErrorOf("training: {batch: 3\n"), testing::StartsWith("j.yaml:4: not YAML: "));
+  EXPECT_THAT(Parse("just text").status().message(),
+              testing::StartsWith("j.yaml: a job is a map of settings"));
+  std::string deep;
+  for (int i = 0; i < 40; ++i) deep += "{a: ";
+  EXPECT_FALSE(Parse(deep).ok());
+  // An alias inside its own anchor must end too.
+  EXPECT_FALSE(Parse("data: &a {train: *a}\noutput: x\n").ok());
+  EXPECT_FALSE(Parse("").ok());
+}
+
+TEST(ParseJob, OverridesAnyPath) {
+  Result<Job> job =
+      Parse(kSmall, {"training.batch=1024", "training.minibatch=64", "data.train=[x, y]",
+                     "tables.ads.dim=3", "table.optimizer.learning_rate.warmup_steps=10",
+                     "network={hidden: [3], wide: yes}", "output=\"a=b\""});
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  EXPECT_EQ(job->training.batch, 1024u);
+  EXPECT_EQ(job->train_data.files, (std::vector<std::string>{"x", "y"}));
+  EXPECT_EQ(job->tables["ads"].dim, 3u);
+  EXPECT_EQ(job->table.learning_rate.warmup_steps, 10u);
+  EXPECT_EQ(job->table.learning_rate.base, 0.05);
+  EXPECT_TRUE(job->network.wide);
+  EXPECT_EQ(job->output, "a=b");
+  job = Parse(std::string(kSmall) + "table: {optimizer: {learning_rate: 0.3}}\n",
+              {"table.optimizer.learning_rate.warmup_steps=10"});
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  EXPECT_EQ(job->table.learning_rate.base, 0.3);
+  EXPECT_EQ(ErrorOf("", {"seed"}), "--set seed: expected path=value, as in training.batch=65536");
+  EXPECT_EQ(ErrorOf("", {"seed..x=1"}), "--set seed..x: the path has an empty part");
+  EXPECT_EQ(ErrorOf("seed: 3\n", {"seed.x=1"}),
+            "--set seed.x: 'seed' holds a value, not settings by name");
+  EXPECT_THAT(ErrorOf("", {"seed=[1"}), testing::StartsWith("--set seed: not YAML: "));
+}
+
+TEST(ParseJob, TablesTakeWhatTheyLeaveOutFromTheDefault) {
+  Result<Job> job = Parse(std::string(kSmall) +
+                          "table: {dim: 5, optimizer: {type: adam, beta1: 0.5}, l2: 0.25}\n"
+                          "tables: {a: {l2: 0}, b: {optimizer: {type: adam}}, c: {optimizer: "
+                          "{type: ftrl}}}\n");
+  // c takes the default table's l2, which is not for ftrl.
+  ASSERT_FALSE(job.ok());
+  EXPECT_THAT(job.status().message(), testing::HasSubstr("tables.c.l2 is not for ftrl"));
+  job =
+      Parse(std::string(kSmall) +
+            "table: {dim: 5, optimizer: {type: adam, beta1: 0.5, learning_rate: 0.3}}\n"
+            "tables: {a: {dim: 2}, b: {optimizer: {type: adam}}, c: {optimizer: {type: ftrl}}}\n");
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  EXPECT_EQ(job->tables["a"].optimizer.beta1, 0.5f);
+  EXPECT_EQ(job->tables["a"].learning_rate.base, 0.3);
+  EXPECT_EQ(job->tables["b"].optimizer.beta1, 0.9f);
+  EXPECT_EQ(job->tables["b"].learning_rate.base, 0.001);
+  EXPECT_EQ(job->tables["b"].dim, 5u);
+  EXPECT_EQ(job->tables["c"].initializer.type, InitializerSpec::Type::kZeros);
+  EXPECT_EQ(job->table.initializer.type, InitializerSpec::Type::kUniform);
+}
+
+// A value of a key, legal by its own limits; empty: leave it out.
+std::string RandomValue(const JobKey& key, Rng* rng) {
+  const auto pick = [rng](const std::string& choices) {
+    std::vector<std::string> words;
+    std::string word;
+    for (char c : choices + " ") {
+      if (c != ' ') {
+        word += c;
+      } else {
+        if (!word.empty() && word != "|") words.push_back(word);
+        word.clear();
+      }
+    }
+    return words[rng->Below(words.size())];
+  };
+  if (key.path == "format_version" || key.path == "device") return "";
+  if (key.path.starts_with("data.format")) return rng->Below(2) == 0 ? "criteo" : "synthetic";
+  if (key.path == "training.batch") return "";
+  if (key.path == "slots.*.table") return rng->Below(2) == 0 ? "" : "t1";
+  if (key.path == "ssd.paths") return rng->Below(2) == 0 ? "[]" : "[\"a: #b\"]";
+  if (key.path == "resume.accept") return "[threads]";
+  if (key.type == "word") return pick(key.limits);
+  if (key.type == "true or false") return rng->Below(2) == 0 ? "true" : "false";
+  if (key.type == "size") return std::to_string((1 << 20) + rng->Below(1 << 30));
+  if (key.type == "text") return "\"x/y z\"";
+  if (key.type == "list of text") return "[a.tsv, 'b \"c\".tsv', \"d\\te\"]";
+  if (key.type == "list of whole numbers") return rng->Below(2) == 0 ? "[]" : "[7, 9, 11]";
+  if (key.type.starts_with("whole number")) return std::to_string(1 + rng->Below(60));
+  return std::to_string(0.06 + 0.8 * rng->Unit());
+}
+
+// What does not apply beside the other values is taken out again, as a user would.
+TEST(JobToYaml, ReadsBackToTheSameJob) {
+  const std::uint64_t seed = 20;
+  SCOPED_TRACE(seed);
+  Rng rng(seed);
+  int parsed = 0;
+  for (int round = 0; round < 400; ++round) {
+    std::vector<std::string> overrides = {"tables.t1={}", "slots.C1={}"};
+    for (const JobKey& key : JobKeys()) {
+      std::string path = key.path;
+      if (const auto star = path.find('*'); star != std::string::npos) {
+        path.replace(star, 1, path.starts_with("tables") ? "t1" : "C1");
+      }
+      // A whole rate and its parts exclude each other.
+      const bool schedule = path.find("learning_rate.") != std::string::npos;
+      if (rng.Below(schedule ? 8 : 3) != 0) continue;
+      const std::string value = RandomValue(key, &rng);
+      if (!value.empty()) overrides.push_back(path + "=" + value);
+    }
+    Result<Job> job = Parse(kSmall, overrides);
+    for (int attempt = 0; !job.ok() && attempt < 12; ++attempt) {
+      // Each message begins with its path: take those overrides out.
+      std::vector<std::string> kept;
+      for (const std::string& text : overrides) {
+        const std::string path = text.substr(0, text.find('='));
+        if (job.status().message().find("--set " + path + ": ") == std::string::npos) {
+          kept.push_back(text);
+        }
+      }
+      if (kept.size() == overrides.size()) break;
+      overrides = kept;
+      job = Parse(kSmall, overrides);
+    }
+    if (!job.ok()) continue;
+    ++parsed;
+    const std::string yaml = JobToYaml(*job);
+    Result<Job> again = ParseJob(yaml, "again.yaml", {});
+    ASSERT_TRUE(again.ok()) << again.status().ToString() << "\n" << yaml;
+    EXPECT_EQ(JobToYaml(*again), yaml);
+    EXPECT_EQ(again->network_learning_rate.At(12345), job->network_learning_rate.At(12345));
+    EXPECT_EQ(again->table.optimizer.alpha, job->table.optimizer.alpha);
+    EXPECT_EQ(again->validation_data.first_row, job->validation_data.first_row);
+    EXPECT_EQ(again->has_validation, job->has_validation);
+  }
+  EXPECT_GT(parsed, 200);
+}
+
+TEST(JobKeys, AreDistinctAndDescribed) {
+  std::set<std::string> paths;
+  for (const JobKey& key : JobKeys()) {
+    EXPECT_TRUE(paths.insert(key.path).second) << key.path;
+    EXPECT_FALSE(key.doc.empty()) << key.path;
+    EXPECT_TRUE(key.set && key.print) << key.path;
+  }
+  EXPECT_THAT(JobReferenceText(), testing::HasSubstr("training.batch\n    whole number"));
+}
+
+TEST(LearningRate, WarmsUpAndFalls) {
+  LearningRate rate;
+  rate.base = 1;
+  rate.warmup_steps = 4;
+  EXPECT_EQ(rate.At(0), 0.25f);
+  EXPECT_EQ(rate.At(3), 1.0f);
+  EXPECT_EQ(rate.At(4), 1.0f);
+  EXPECT_EQ(rate.At(~std::uint64_t{0}), 1.0f);
+  rate.decay = LearningRate::Decay::kCosine;
+  rate.decay_steps = 10;
+  rate.final = 0.5;
+  EXPECT_EQ(rate.At(4), 1.0f);
+  EXPECT_NEAR(rate.At(9), 0.75f, 1e-6);
+  EXPECT_EQ(rate.At(14), 0.5f);
+  EXPECT_EQ(rate.At(~std::uint64_t{0}), 0.5f);
+}
+
+}  // namespace
+}  // namespace terrace

@@ -1,0 +1,517 @@
+// RunFolder: the folder of a run, its marker, its lock and its checkpoints.
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <optional>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "terrace/base/clock.h"
+#include "terrace/base/log.h"
+#include "terrace/base/rng.h"
+#include "terrace/base/sync_point.h"
+#include "terrace/train/checkpoint.h"
+#include "terrace/train/json_fields.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::string_view kMarkerMagic = "TERRRUN\n";
+constexpr std::string_view kCheckpointMagic = "TERRCKPT";
+constexpr std::string_view kDenseMagic = "TERRDENS";
+constexpr std::uint32_t kMarkerVersion = 1;
+constexpr std::uint32_t kDenseVersion = 1;
+constexpr const char* kMarker = "RUN";
+constexpr const char* kLock = "LOCK";
+// What a run makes in its folder, beside marker and lock.
+constexpr const char* kContents[] = {"checkpoints", "dense",         "rows",
+                                     "job.yaml",    "metrics.jsonl", "summary.json"};
+
+std::span<const std::byte> Bytes(const std::string& text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+// What the marker says.
+struct Marker {
+  std::string id;  // 16 hexadecimal digits.
+  std::uint64_t created_micros = 0;
+  std::uint64_t shards = 1;
+  std::vector<std::string> ssd_paths;    // Absolute; as the job names them.
+  std::vector<std::string> ssd_folders;  // This run's folder in each of them.
+};
+
+std::string EncodeMarker(const Marker& marker) {
+  const nlohmann::json object = {
+      {"format_version", kMarkerVersion},        {"id", marker.id},
+      {"created_micros", marker.created_micros}, {"shards", marker.shards},
+      {"ssd_paths", marker.ssd_paths},           {"ssd_folders", marker.ssd_folders}};
+  // Bytes that are no UTF-8 can only come from a working directory's name; what replaces them
+  // makes the folder unfindable, which its reader reports.
+  return object.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+Result<Marker> ReadMarker(FileSystem* fs, const std::string& folder) {
+  const std::string path = JoinPath(folder, kMarker);
+  TERRACE_ASSIGN_OR_RETURN(const std::string payload,
+                           ReadFramedFile(fs, path, kMarkerMagic, kMarkerVersion));
+  const nlohmann::json object = nlohmann::json::parse(payload, nullptr, false);
+  JsonFields fields(object);
+  Marker marker;
+  fields.Read("id", &marker.id);
+  fields.Read("created_micros", &marker.created_micros);
+  fields.Read("shards", &marker.shards);
+  for (const nlohmann::json& item : fields.Array("ssd_paths")) {
+    if (!item.is_string()) return CorruptionError(path + ": field 'ssd_paths' is not text");
+    marker.ssd_paths.push_back(item.get<std::string>());
+  }
+  for (const nlohmann::json& item : fields.Array("ssd_folders")) {
+    if (!item.is_string()) return CorruptionError(path + ": field 'ssd_folders' is not text");
+    marker.ssd_folders.push_back(item.get<std::string>());
+  }
+  if (!fields.status().ok()) return fields.status().WithContext(path);
+  if (marker.ssd_folders.size() != marker.ssd_paths.size()) {
+    return CorruptionError(path + ": field 'ssd_folders' has another length than 'ssd_paths'");
+  }
+  return marker;
+}
+
+Result<bool> Exists(FileSystem* fs, const std::string& path) {
+  Result<FileInfo> info = fs->Stat(path);
+  if (info.ok()) return true;
+  if (info.status().code() == StatusCode::kNotFound) return false;
+  return info.status();
+}
+
+// NotFound is fine.
+Status RemoveFile(FileSystem* fs, const std::string& path) {
+  Status status = fs->Remove(path);
+  return status.code() == StatusCode::kNotFound ? OkStatus() : status;
+}
+
+std::string Absolute(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  std::string text = (error ? std::filesystem::path(path) : absolute).lexically_normal().string();
+  while (text.size() > 1 && text.ends_with('/')) text.pop_back();
+  return text;
+}
+
+std::vector<std::string> AbsoluteAll(const std::vector<std::string>& paths) {
+  std::vector<std::string> result;
+  for (const std::string& path : paths) result.push_back(Absolute(path));
+  return result;
+}
+
+// The number of "checkpoint-00000012"; nullopt: no such name.
+std::optional<std::uint64_t> NumberOf(const std::string& name, std::string_view prefix) {
+  if (!name.starts_with(prefix)) return std::nullopt;
+  const char* begin = name.data() + prefix.size();
+  const char* end = name.data() + name.size();
+  std::uint64_t number = 0;
+  auto [rest, error] = std::from_chars(begin, end, number);
+  if (error != std::errc() || rest != end || end - begin < 8) return std::nullopt;
+  return number;
+}
+
+class RunFolderImpl final : public RunFolder {
+ public:
+  RunFolderImpl(FileSystem* fs, std::string path, const Job* job)
+      : fs_(fs), path_(std::move(path)), job_(job) {}
+
+  Status OpenForReading();
+  Status OpenForWriting(Mode mode);
+
+  const std::string& path() const override { return path_; }
+  std::string StoreDirectory(const std::string& table, std::uint32_t shard) const override {
+    return ResolveDirectory(RecordedDirectory(table, shard));
+  }
+  std::string RecordedDirectory(const std::string& table, std::uint32_t shard) const override;
+  std::string ResolveDirectory(const std::string& recorded) const override {
+    return JoinPath(path_, recorded);  // An absolute one stays as it is.
+  }
+  Result<std::vector<std::uint64_t>> ListCheckpoints() override;
+  Result<Checkpoint> ReadCheckpoint(std::uint64_t id) override;
+  Result<DenseState> ReadDense(const Checkpoint& checkpoint) override;
+  Result<FileDigest> WriteDense(std::uint64_t id, const DenseState& state) override;
+  Status WriteCheckpoint(const Checkpoint& checkpoint) override;
+  Status DropCheckpoint(std::uint64_t id) override;
+  Result<std::unique_ptr<FileLock>> HoldCheckpoint(std::uint64_t id) override;
+  Status RemoveStrays() override;
+
+ private:
+  std::string At(std::string_view name) const { return JoinPath(path_, name); }
+  std::string CheckpointPath(std::uint64_t id) const {
+    return At(fmt::format("checkpoints/checkpoint-{:08}", id));
+  }
+  std::string DensePath(std::uint64_t id) const { return At(fmt::format("dense/dense-{:08}", id)); }
+
+  // Whether a run is there; refuses what `mode` may not touch.
+  Result<bool> Inspect(Mode mode);
+  Status RefuseForeign();
+  Status TakeLock();
+  // Numbers of the files in checkpoints/, whole or not, in order.
+  Result<std::vector<std::uint64_t>> CheckpointFiles();
+  Status CheckResume();
+  Status Create();
+  Status CheckSsdMarkers();
+  Status RemoveRun();
+  Status RemoveTemporaries(const std::string& folder);
+
+  FileSystem* const fs_;
+  const std::string path_;
+  const Job* const job_;  // Borrowed during Open; nullptr for a reader.
+  Marker marker_;
+  std::unique_ptr<FileLock> lock_;
+};
+
+std::string RunFolderImpl::RecordedDirectory(const std::string& table, std::uint32_t shard) const {
+  const std::string place = fmt::format("{}/shard-{}", table, shard);
+  if (marker_.ssd_folders.empty()) return "rows/" + place;
+  return JoinPath(marker_.ssd_folders[shard % marker_.ssd_folders.size()], place);
+}
+
+Status RunFolderImpl::OpenForReading() {
+  Result<Marker> marker = ReadMarker(fs_, path_);
+  if (!marker.ok()) {
+    if (marker.status().code() != StatusCode::kNotFound) return marker.status();
+    return NotFoundError(fmt::format("'{}' holds no run (no file RUN in it)", path_));
+  }
+  marker_ = std::move(marker).value();
+  return OkStatus();
+}
+
+Status RunFolderImpl::RefuseForeign() {
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, fs_->List(path_));
+  std::string names;
+  int foreign = 0;
+  for (const FileInfo& entry : entries) {
+    // What a crash before the marker may have left.
+    if (entry.name == kLock || entry.name == std::string(kMarker) + ".tmp") continue;
+    if (++foreign <= 3) names += (names.empty() ? "" : ", ") + entry.name;
+  }
+  if (foreign == 0) return OkStatus();
+  return InvalidArgumentError(fmt::format(
+      "'{}' holds no run but other files ({}{}), and carries no marker RUN: nothing there is "
+      "touched, --overwrite included; name another output",
+      path_, names, foreign > 3 ? ", ..." : ""));
+}
+
+Result<bool> RunFolderImpl::Inspect(Mode mode) {
+  TERRACE_ASSIGN_OR_RETURN(const bool has_run, Exists(fs_, At(kMarker)));
+  if (!has_run) {
+    TERRACE_RETURN_IF_ERROR(RefuseForeign());
+    return false;
+  }
+  if (mode == Mode::kNew) {
+    return InvalidArgumentError(fmt::format(
+        "'{}' holds a run already: --resume goes on with it, --overwrite deletes it and starts "
+        "anew",
+        path_));
+  }
+  return true;
+}
+
+Status RunFolderImpl::TakeLock() {
+  const std::string path = At(kLock);
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs_->Open(path, OpenMode::kAppend));
+  Result<std::unique_ptr<FileLock>> lock = fs_->Lock(path, /*exclusive=*/true);
+  if (!lock.ok()) {
+    if (lock.status().code() != StatusCode::kUnavailable) return lock.status();
+    std::string holder = ReadFileToString(fs_, path).ok() ? *ReadFileToString(fs_, path) : "";
+    while (!holder.empty() && holder.back() == '\n') holder.pop_back();
+    return UnavailableError(fmt::format(
+        "process {} holds the run '{}': wait until it ends, or end it with kill -INT {}",
+        holder.empty() ? "(unknown)" : holder, path_, holder.empty() ? "<pid>" : holder));
+  }
+  lock_ = std::move(lock).value();
+  TERRACE_RETURN_IF_ERROR(file->Truncate(0));
+  return file->WriteAt(0, Bytes(fmt::format("{}\n", getpid())));
+}
+
+Status RunFolderImpl::OpenForWriting(Mode mode) {
+  Result<FileInfo> info = fs_->Stat(path_);
+  if (info.ok() && !info->is_directory) {
+    return InvalidArgumentError(
+        fmt::format("output '{}' is a file; a run needs a folder of its own", path_));
+  }
+  if (!info.ok() && info.status().code() != StatusCode::kNotFound) return info.status();
+  if (info.ok()) TERRACE_RETURN_IF_ERROR(Inspect(mode).status());
+  TERRACE_RETURN_IF_ERROR(fs_->MakeDirectories(path_));
+  TERRACE_RETURN_IF_ERROR(TakeLock());
+  // Once more: another process may have begun a run before the lock was ours.
+  TERRACE_ASSIGN_OR_RETURN(const bool has_run, Inspect(mode));
+  if (!has_run) return Create();
+  TERRACE_ASSIGN_OR_RETURN(marker_, ReadMarker(fs_, path_));
+  if (mode == Mode::kResume) {
+    TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> files, CheckpointFiles());
+    if (!files.empty()) return CheckResume();
+  }
+  TERRACE_RETURN_IF_ERROR(RemoveRun());
+  return Create();
+}
+
+// A run with checkpoints goes on only from a whole one, on the disks that it began on.
+Status RunFolderImpl::CheckResume() {
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> whole, ListCheckpoints());
+  if (whole.empty()) {
+    return CorruptionError(fmt::format(
+        "no checkpoint in '{}' can be read (see the warnings above); nothing was changed. "
+        "--overwrite deletes the run and starts anew",
+        path_));
+  }
+  const std::vector<std::string> paths = AbsoluteAll(job_->ssd.paths);
+  if (paths != marker_.ssd_paths) {
+    return InvalidArgumentError(fmt::format(
+        "ssd.paths: the run's rows lie in [{}], the job now says [{}]; put the old ones back",
+        fmt::join(marker_.ssd_paths, ", "), fmt::join(paths, ", ")));
+  }
+  if (static_cast<std::uint64_t>(job_->ssd.shards) != marker_.shards) {
+    return InvalidArgumentError(
+        fmt::format("ssd.shards: the run has {}, the job now says {}; put the old number back",
+                    marker_.shards, job_->ssd.shards));
+  }
+  return OkStatus();
+}
+
+Status RunFolderImpl::Create() {
+  const std::string absolute = Absolute(path_);
+  marker_ = Marker();
+  marker_.created_micros = static_cast<std::uint64_t>(Clock::Real()->WallMicros());
+  marker_.id =
+      fmt::format("{:016x}", HashCombine(HashCombine(HashName(absolute), marker_.created_micros),
+                                         static_cast<std::uint64_t>(getpid())));
+  marker_.shards = static_cast<std::uint64_t>(job_->ssd.shards);
+  marker_.ssd_paths = AbsoluteAll(job_->ssd.paths);
+  const std::string name = absolute.substr(absolute.rfind('/') + 1);
+  for (const std::string& path : marker_.ssd_paths) {
+    marker_.ssd_folders.push_back(JoinPath(path, fmt::format("{}-{}", name, marker_.id)));
+  }
+  // The marker first: it names the other folders, so that whatever a crash leaves can be deleted.
+  SyncPoint::Hit("run.create.before_marker");
+  const std::string payload = EncodeMarker(marker_);
+  TERRACE_RETURN_IF_ERROR(
+      WriteFramedFile(fs_, At(kMarker), kMarkerMagic, kMarkerVersion, Bytes(payload)).status());
+  SyncPoint::Hit("run.create.after_marker");
+  for (const std::string& folder : marker_.ssd_folders) {
+    TERRACE_RETURN_IF_ERROR(fs_->MakeDirectories(folder));
+    TERRACE_RETURN_IF_ERROR(WriteFramedFile(fs_, JoinPath(folder, kMarker), kMarkerMagic,
+                                            kMarkerVersion, Bytes(payload))
+                                .status());
+  }
+  TERRACE_RETURN_IF_ERROR(fs_->MakeDirectories(At("checkpoints")));
+  TERRACE_RETURN_IF_ERROR(fs_->MakeDirectories(At("dense")));
+  return fs_->SyncDirectory(path_);
+}
+
+// Each folder on ssd.paths that is there must be this run's, or empty.
+Status RunFolderImpl::CheckSsdMarkers() {
+  for (const std::string& folder : marker_.ssd_folders) {
+    Result<std::vector<FileInfo>> entries = fs_->List(folder);
+    if (!entries.ok()) {
+      if (entries.status().code() == StatusCode::kNotFound) continue;
+      return entries.status();
+    }
+    const bool empty = std::all_of(entries->begin(), entries->end(), [](const FileInfo& entry) {
+      return entry.name == std::string(kMarker) + ".tmp";
+    });
+    if (empty) continue;
+    Result<Marker> marker = ReadMarker(fs_, folder);
+    if (!marker.ok() || marker->id != marker_.id) {
+      return InvalidArgumentError(fmt::format(
+          "'{}' belongs to the run '{}', but does not carry its marker RUN{}; nothing was deleted: "
+          "look at it, and delete it by hand",
+          folder, path_, marker.ok() ? "" : " (" + marker.status().message() + ")"));
+    }
+  }
+  return OkStatus();
+}
+
+Status RunFolderImpl::RemoveRun() {
+  TERRACE_RETURN_IF_ERROR(CheckSsdMarkers());
+  // Checkpoints first: from then on no reader finds what is being deleted. The marker last: a crash
+  // leaves a folder that --overwrite still accepts.
+  for (const char* name : kContents) TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, At(name)));
+  SyncPoint::Hit("run.remove.after_contents");
+  for (const std::string& folder : marker_.ssd_folders) {
+    Result<std::vector<FileInfo>> entries = fs_->List(folder);
+    if (!entries.ok() && entries.status().code() == StatusCode::kNotFound) continue;
+    if (!entries.ok()) return entries.status();
+    for (const FileInfo& entry : *entries) {
+      if (entry.name == kMarker) continue;
+      TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, JoinPath(folder, entry.name)));
+    }
+    TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, folder));
+  }
+  TERRACE_RETURN_IF_ERROR(RemoveTemporaries(path_));
+  SyncPoint::Hit("run.remove.before_marker");
+  TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, At(kMarker)));
+  TERRACE_RETURN_IF_ERROR(fs_->SyncDirectory(path_));
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> left, fs_->List(path_));
+  for (const FileInfo& entry : left) {
+    if (entry.name == kLock) continue;
+    LogText(LogLevel::kWarning, fmt::format("'{}' is not of the run and stays", At(entry.name)));
+  }
+  return OkStatus();
+}
+
+Status RunFolderImpl::RemoveTemporaries(const std::string& folder) {
+  Result<std::vector<FileInfo>> entries = fs_->List(folder);
+  if (!entries.ok()) {
+    return entries.status().code() == StatusCode::kNotFound ? OkStatus() : entries.status();
+  }
+  static const std::set<std::string> kOurs = {"RUN.tmp", "job.yaml.tmp", "summary.json.tmp",
+                                              "metrics.jsonl.tmp"};
+  for (const FileInfo& entry : *entries) {
+    const bool ours = kOurs.contains(entry.name) || entry.name.starts_with("checkpoint-") ||
+                      entry.name.starts_with("dense-");
+    if (entry.is_directory || !ours || !entry.name.ends_with(".tmp")) continue;
+    TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, JoinPath(folder, entry.name)));
+  }
+  return OkStatus();
+}
+
+Result<std::vector<std::uint64_t>> RunFolderImpl::CheckpointFiles() {
+  std::vector<std::uint64_t> numbers;
+  Result<std::vector<FileInfo>> entries = fs_->List(At("checkpoints"));
+  if (!entries.ok()) {
+    if (entries.status().code() == StatusCode::kNotFound) return numbers;
+    return entries.status();
+  }
+  for (const FileInfo& entry : *entries) {
+    const std::optional<std::uint64_t> number = NumberOf(entry.name, "checkpoint-");
+    if (number) numbers.push_back(*number);
+  }
+  std::sort(numbers.begin(), numbers.end());
+  return numbers;
+}
+
+Result<std::vector<std::uint64_t>> RunFolderImpl::ListCheckpoints() {
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> files, CheckpointFiles());
+  std::vector<std::uint64_t> whole;
+  for (const std::uint64_t id : files) {
+    Result<Checkpoint> checkpoint = ReadCheckpoint(id);
+    if (checkpoint.ok()) {
+      whole.push_back(id);
+    } else if (checkpoint.status().code() == StatusCode::kCorruption) {
+      LogText(LogLevel::kWarning,
+              fmt::format("checkpoint {} is left out: {}", id, checkpoint.status().message()));
+    } else if (checkpoint.status().code() != StatusCode::kNotFound) {  // A trainer dropped it.
+      return checkpoint.status();
+    }
+  }
+  return whole;
+}
+
+Result<Checkpoint> RunFolderImpl::ReadCheckpoint(std::uint64_t id) {
+  const std::string path = CheckpointPath(id);
+  TERRACE_ASSIGN_OR_RETURN(const std::string payload,
+                           ReadFramedFile(fs_, path, kCheckpointMagic, kCheckpointVersion));
+  Result<Checkpoint> checkpoint = DecodeCheckpoint(payload);
+  if (!checkpoint.ok()) return checkpoint.status().WithContext(path);
+  if (checkpoint->id != id) {
+    return CorruptionError(fmt::format("{}: holds checkpoint {}", path, checkpoint->id));
+  }
+  return checkpoint;
+}
+
+Result<DenseState> RunFolderImpl::ReadDense(const Checkpoint& checkpoint) {
+  const std::string path = DensePath(checkpoint.id);
+  if (checkpoint.dense.size() != 1) {
+    return CorruptionError(fmt::format("checkpoint {} names {} dense files; this program reads 1",
+                                       checkpoint.id, checkpoint.dense.size()));
+  }
+  TERRACE_ASSIGN_OR_RETURN(
+      const std::string payload,
+      ReadFramedFile(fs_, path, kDenseMagic, kDenseVersion, &checkpoint.dense[0]));
+  Result<DenseState> state = DecodeDense(payload);
+  if (!state.ok()) return state.status().WithContext(path);
+  return state;
+}
+
+Result<FileDigest> RunFolderImpl::WriteDense(std::uint64_t id, const DenseState& state) {
+  SyncPoint::Hit("checkpoint.before_dense");
+  const std::string payload = EncodeDense(state);
+  return WriteFramedFile(fs_, DensePath(id), kDenseMagic, kDenseVersion, Bytes(payload));
+}
+
+Status RunFolderImpl::WriteCheckpoint(const Checkpoint& checkpoint) {
+  TERRACE_ASSIGN_OR_RETURN(const std::string payload, EncodeCheckpoint(checkpoint));
+  SyncPoint::Hit("checkpoint.before_publish");
+  TERRACE_RETURN_IF_ERROR(WriteFramedFile(fs_, CheckpointPath(checkpoint.id), kCheckpointMagic,
+                                          kCheckpointVersion, Bytes(payload))
+                              .status());
+  SyncPoint::Hit("checkpoint.after_publish");
+  return OkStatus();
+}
+
+Status RunFolderImpl::DropCheckpoint(std::uint64_t id) {
+  const std::string path = CheckpointPath(id);
+  Result<std::unique_ptr<FileLock>> alone = fs_->Lock(path, /*exclusive=*/true);
+  if (!alone.ok() && alone.status().code() != StatusCode::kNotFound) {
+    return alone.status().WithContext(fmt::format("dropping checkpoint {}", id));
+  }
+  SyncPoint::Hit("checkpoint.drop.before_remove");
+  TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, path));
+  TERRACE_RETURN_IF_ERROR(fs_->SyncDirectory(At("checkpoints")));
+  SyncPoint::Hit("checkpoint.drop.after_remove");
+  return RemoveFile(fs_, DensePath(id));
+}
+
+Result<std::unique_ptr<FileLock>> RunFolderImpl::HoldCheckpoint(std::uint64_t id) {
+  return fs_->Lock(CheckpointPath(id), /*exclusive=*/false);
+}
+
+Status RunFolderImpl::RemoveStrays() {
+  for (const std::string& folder : {path_, At("checkpoints"), At("dense")}) {
+    TERRACE_RETURN_IF_ERROR(RemoveTemporaries(folder));
+  }
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> kept, CheckpointFiles());
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, fs_->List(At("dense")));
+  for (const FileInfo& entry : entries) {
+    const std::optional<std::uint64_t> number = NumberOf(entry.name, "dense-");
+    if (!number || std::binary_search(kept.begin(), kept.end(), *number)) continue;
+    TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, DensePath(*number)));
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RunFolder>> RunFolder::Open(FileSystem* fs, const std::string& path,
+                                                   Mode mode, const Job* job) {
+  TERRACE_CHECK(mode == Mode::kRead || job != nullptr);
+  auto folder = std::make_unique<RunFolderImpl>(fs, path, job);
+  TERRACE_RETURN_IF_ERROR(mode == Mode::kRead ? folder->OpenForReading()
+                                              : folder->OpenForWriting(mode));
+  return std::unique_ptr<RunFolder>(std::move(folder));
+}
+
+Result<HeldCheckpoint> HoldNewestCheckpoint(RunFolder* run) {
+  // Each round loses only against a trainer that has dropped one more checkpoint meanwhile.
+  constexpr int kRounds = 100;
+  for (int round = 0; round < kRounds; ++round) {
+    TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids, run->ListCheckpoints());
+    if (ids.empty()) {
+      return NotFoundError(fmt::format(
+          "the run '{}' has no checkpoint yet: wait for its first, or train it", run->path()));
+    }
+    const auto lost = [](const Status& status) {
+      return status.code() == StatusCode::kNotFound || status.code() == StatusCode::kUnavailable;
+    };
+    Result<std::unique_ptr<FileLock>> hold = run->HoldCheckpoint(ids.back());
+    if (!hold.ok() && lost(hold.status())) continue;
+    if (!hold.ok()) return hold.status();
+    // Read again: it may have gone between the list and the hold.
+    Result<Checkpoint> checkpoint = run->ReadCheckpoint(ids.back());
+    if (!checkpoint.ok() && lost(checkpoint.status())) continue;
+    if (!checkpoint.ok()) return checkpoint.status();
+    return HeldCheckpoint{std::move(checkpoint).value(), std::move(hold).value()};
+  }
+  return UnavailableError(
+      fmt::format("the checkpoints of '{}' change faster than they can be read", run->path()));
+}
+
+}  // namespace terrace
