@@ -1,0 +1,284 @@
+#!/usr/bin/env python3
+"""Whole-system speed, each figure with the command that took it.
+
+  run.py peers     examples/s against PyTorch and FBGEMM on the CPU, all in memory (scripts/setup-peers first)
+  run.py curve     examples/s against model bytes / memory budget
+  run.py overlap   wall time at depth 2 against what the job could take at best
+
+"n threads" means a process bound to n cores. Figures of different machines, or of different minutes of
+a shared one, don't compare: read the ratios.
+"""
+import argparse
+import json
+import os
+import pathlib
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+TERRACE = ROOT / "build/bin/terrace"
+PEERS_PYTHON = ROOT / ".venv-peers/bin/python"
+GIB = 1 << 30
+
+
+def machine():
+    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    memory = int(re.search(r"MemTotal:\s+(\d+)", open("/proc/meminfo").read()).group(1)) >> 20
+    return f"{model}, {os.cpu_count()} cores, {memory} GiB, Linux {platform.release()}"
+
+
+def bound(command, threads):
+    cores = sorted(os.sched_getaffinity(0))[:threads]
+    if len(cores) < threads:
+        raise SystemExit(f"{threads} threads asked, {len(cores)} cores here")
+    return ["taskset", "-c", ",".join(map(str, cores)), *map(str, command)]
+
+
+def execute(command, env=None):
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env)
+    if result.returncode != 0:
+        raise SystemExit(f"exit {result.returncode}: {' '.join(command)}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}")
+    return result.stdout
+
+
+class Trainer:
+    """Runs of `terrace train` in a scratch folder."""
+
+    def __init__(self, scratch):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="terrace-bench-", dir=scratch))
+        self.count = 0
+
+    def train(self, job, threads, keep=False):
+        self.count += 1
+        run = self.folder / f"run{self.count}"
+        path = self.folder / f"run{self.count}.yaml"
+        path.write_text(yaml.safe_dump({**job, "output": str(run)}, sort_keys=False))
+        execute(bound([TERRACE, "train", path], threads))
+        summary = json.loads((run / "summary.json").read_text())
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        if not keep:
+            shutil.rmtree(run)
+        return summary, lines
+
+    def close(self):
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def synthetic(rows, cardinality, dim, hidden, minibatch, threads, budget, **more):
+    job = {
+        "seed": 7,
+        "data": {"format": "synthetic", "rows": rows, "cardinality": cardinality, "zipf": 1.05},
+        "table": {"dim": dim, "optimizer": {"type": "adagrad", "learning_rate": 0.05}},
+        "network": {"type": "dnn", "hidden": hidden, "optimizer": {"type": "adam", "learning_rate": 0.001}},
+        "training": {"minibatch": minibatch, "batch": max(65536, minibatch), "threads": threads},
+        "memory": {"budget": budget},
+        "ssd": {"quota": "60GiB"},
+        "checkpoint": {"every_batches": 0, "keep": 1},
+        "metrics": {"every_examples": max(65536, minibatch)},
+    }
+    for name, value in more.items():
+        job[name] = {**job.get(name, {}), **value}
+    return job
+
+
+def interval_rates(lines, skip):
+    """Examples a second of each interval but the first ones, in which rows and pages are new."""
+    rates = [line["performance"]["examples_per_second"] for line in lines if "performance" in line]
+    return rates[skip:] if len(rates) > skip + 2 else rates
+
+
+# --- peers ----------------------------------------------------------------------------------------
+
+def peers(options):
+    targets = {"64,32": 2.0, "256,128": 1.4, "1024,512,256": 1.15}
+    if not PEERS_PYTHON.exists():
+        raise SystemExit("run scripts/setup-peers first")
+    trainer = Trainer(options.scratch)
+    results = []
+    print(f"machine: {machine()}")
+    print(f"dim {options.dim}, 26 slots of {options.cardinality:,} categories, Zipf 1.05; examples/s, median (best)")
+    print(f"{'network':>14} {'batch':>6} {'threads':>7} {'torch':>19} {'FBGEMM':>19} {'dense only':>19} {'Terrace':>19} "
+          f"{'ratio':>6} {'aim':>5} {'beyond dense':>13}")
+    try:
+        for hidden in options.hidden:
+            for minibatch in options.minibatch:
+                for threads in options.threads:
+                    row = compare(options, trainer, hidden, minibatch, threads)
+                    row["target"] = targets.get(hidden)
+                    results.append(row)
+                    print_comparison(row)
+    finally:
+        trainer.close()
+    return results
+
+
+def compare(options, trainer, hidden, minibatch, threads):
+    row = {"hidden": hidden, "minibatch": minibatch, "threads": threads}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    for peer in ("torch", "fbgemm", "dense"):
+        best = None
+        # "medium" routes fp32 GEMMs to another library that is faster on some processors; where the
+        # processor has bf16 tiles it would lose precision, so it is tried only without them.
+        for precision in ("highest",) if has_amx() else ("highest", "medium"):
+            found = json.loads(execute(bound(
+                [PEERS_PYTHON, ROOT / "benchmarks/end_to_end/peer.py", peer, "--threads", threads, "--dim", options.dim,
+                 "--hidden", hidden, "--minibatch", minibatch, "--cardinality", options.cardinality, "--seconds",
+                 options.seconds, "--precision", precision], threads), environment))
+            found["precision"] = precision
+            if best is None or found["median"] > best["median"]:
+                best = found
+        row[peer] = best
+    rates, whole = [], []
+    rows = max(40 * 65536, int(row["fbgemm"]["median"] * options.seconds * 2) // 65536 * 65536)
+    for _ in range(options.repeats):
+        job = synthetic(rows, options.cardinality, options.dim, [int(h) for h in hidden.split(",")], minibatch, threads,
+                        options.budget)
+        summary, lines = trainer.train(job, threads)
+        if summary["cache"]["evictions"]:
+            raise SystemExit("rows were evicted: this comparison is in memory, raise --budget")
+        rates += interval_rates(lines, skip=4)
+        whole.append(summary["examples_per_second"])
+    row["terrace"] = {"median": statistics.median(rates), "best": max(rates), "whole_run": statistics.median(whole)}
+    row["ratio"] = row["terrace"]["median"] / max(row["torch"]["median"], row["fbgemm"]["median"])
+    seconds = {name: minibatch / row[name]["median"] for name in ("fbgemm", "dense", "terrace")}
+    row["beyond_dense_share"] = (seconds["terrace"] - seconds["dense"]) / (seconds["fbgemm"] - seconds["dense"])
+    return row
+
+
+def has_amx():
+    return "amx_bf16" in open("/proc/cpuinfo").read()
+
+
+def print_comparison(row):
+    def cell(name):
+        return f"{row[name]['median']:>9,.0f} ({row[name]['best']:>7,.0f})"
+    aim = f"{row['target']:.2f}" if row["target"] else "-"
+    print(f"{row['hidden']:>14} {row['minibatch']:>6} {row['threads']:>7} {cell('torch')} {cell('fbgemm')} {cell('dense')} "
+          f"{cell('terrace')} {row['ratio']:>6.2f} {aim:>5} {100 * row['beyond_dense_share']:>11.0f} %", flush=True)
+
+
+# --- curve ----------------------------------------------------------------------------------------
+
+def curve(options):
+    trainer = Trainer(options.scratch)
+    results = []
+    print(f"machine: {machine()}")
+    print(f"Zipf 1.05, 26 slots, minibatch 2048, {options.hidden[0]}, {options.threads[-1]} threads")
+    print(f"{'dim':>4} {'model/budget':>12} {'budget':>9} {'examples/s':>10} {'share':>6} {'hits':>6} {'read':>9} {'written':>9} "
+          f"{'index B/key':>11} {'peak':>9}")
+    try:
+        for dim in options.dims:
+            base = None
+            model_bytes = None
+            for ratio in options.ratios:
+                row = curve_point(options, trainer, dim, ratio, model_bytes)
+                model_bytes = row["model_bytes"]
+                base = base or row["rate"]
+                row["share"] = row["rate"] / base
+                results.append(row)
+                print_point(row)
+    finally:
+        trainer.close()
+    return results
+
+
+def curve_point(options, trainer, dim, ratio, model_bytes):
+    """The model is the same at each point; the budget shrinks. The first point holds everything."""
+    threads = options.threads[-1]
+    budget = int((model_bytes or options.model_gib * GIB) / ratio)
+    if budget < GIB:
+        raise SystemExit(f"a budget of {budget / GIB:.2f} GiB: raise --model-gib")
+    job = synthetic(options.rows, options.cardinality, dim, [int(h) for h in options.hidden[0].split(",")], 2048, threads,
+                    budget, training={"batch": options.batch}, metrics={"every_examples": options.batch})
+    summary, lines = trainer.train(job, threads)
+    rates = interval_rates(lines, skip=len(lines) // 2)
+    accesses = summary["cache"]["hits"] + summary["cache"]["misses"]
+    return {"dim": dim, "ratio": summary["model_bytes"] / budget, "asked_ratio": ratio, "budget_bytes": budget,
+            "model_bytes": summary["model_bytes"], "rate": statistics.median(rates),
+            "hit_rate": summary["cache"]["hits"] / max(accesses, 1), "ssd": summary["ssd"],
+            "index_bytes_per_key": summary["memory"]["index_bytes_per_key"], "peak_bytes": summary["memory"]["peak_bytes"],
+            "seconds": summary["seconds"]}
+
+
+def print_point(row):
+    print(f"{row['dim']:>4} {row['ratio']:>12.2f} {row['budget_bytes'] / GIB:>5.2f} GiB {row['rate']:>10,.0f} {100 * row['share']:>4.0f} % "
+          f"{100 * row['hit_rate']:>4.1f} % {row['ssd']['read_bytes'] / GIB:>5.1f} GiB {row['ssd']['write_bytes'] / GIB:>5.1f} GiB "
+          f"{row['index_bytes_per_key']:>11.1f} {row['peak_bytes'] / GIB:>5.2f} GiB", flush=True)
+
+
+# --- overlap --------------------------------------------------------------------------------------
+
+def overlap(options):
+    """wall(depth 2) / max(longest stage at depth 0, CPU seconds / cores)."""
+    trainer = Trainer(options.scratch)
+    threads = options.threads[-1]
+    hidden = [int(h) for h in options.hidden[0].split(",")]
+    print(f"machine: {machine()}")
+    try:
+        walls = {}
+        for depth in (0, 2):
+            runs = []
+            for _ in range(options.repeats):
+                job = synthetic(options.rows, options.cardinality, options.dims[0], hidden, 2048, threads, options.budget,
+                                training={"batch": options.batch}, pipeline={"depth": depth})
+                runs.append(trainer.train(job, threads)[0])
+            walls[depth] = sorted(runs, key=lambda s: s["seconds"])[len(runs) // 2]
+    finally:
+        trainer.close()
+    stages = walls[0]["stages"]
+    longest = max(stages, key=lambda name: stages[name]["busy_seconds"])
+    bound_stage = stages[longest]["busy_seconds"]
+    bound_cpu = sum(s["cpu_seconds"] for s in stages.values()) / threads
+    ratio = walls[2]["seconds"] / max(bound_stage, bound_cpu)
+    row = {"wall_depth_0": walls[0]["seconds"], "wall_depth_2": walls[2]["seconds"], "longest_stage": longest,
+           "longest_stage_seconds": bound_stage, "cpu_seconds_per_core": bound_cpu, "ratio": ratio, "target": 1.10,
+           "stages": stages}
+    print(f"depth 0: {row['wall_depth_0']:.2f} s, longest stage {longest} {bound_stage:.2f} s, CPU seconds / cores "
+          f"{bound_cpu:.2f} s\ndepth 2: {row['wall_depth_2']:.2f} s, ratio {ratio:.2f} (aim 1.10)")
+    return row
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, function in (("peers", peers), ("curve", curve), ("overlap", overlap)):
+        command = commands.add_parser(name)
+        command.set_defaults(function=function)
+        command.add_argument("--threads", type=int, nargs="+", default=[1, 2] if name == "peers" else [2])
+        command.add_argument("--hidden", nargs="+", default=["64,32", "256,128", "1024,512,256"] if name == "peers" else ["64,32"])
+        command.add_argument("--scratch", default=None, help="folder of the runs (default: the system's temporary one)")
+        command.add_argument("--output", help="JSON file for all figures")
+        command.add_argument("--repeats", type=int, default=3)
+        if name == "peers":
+            command.add_argument("--dim", type=int, default=16)
+            command.add_argument("--minibatch", type=int, nargs="+", default=[512, 2048])
+            command.add_argument("--cardinality", type=int, default=100_000)
+            command.add_argument("--seconds", type=float, default=6)
+            command.add_argument("--budget", default="8GiB")
+        else:
+            command.add_argument("--rows", type=int, default=4_000_000)
+            command.add_argument("--cardinality", type=int, default=10_000_000)
+            command.add_argument("--batch", type=int, default=131072)
+        if name == "curve":
+            command.add_argument("--dims", type=int, nargs="+", default=[32, 64])
+            command.add_argument("--ratios", type=float, nargs="+", default=[0.5, 1, 2, 4, 8])
+            command.add_argument("--model-gib", type=float, default=8, help="about what the model comes to")
+        if name == "overlap":
+            command.add_argument("--dims", type=int, nargs="+", default=[32])
+            command.add_argument("--budget", default="2GiB")
+    options = parser.parse_args()
+    figures = options.function(options)
+    if options.output:
+        pathlib.Path(options.output).write_text(json.dumps(
+            {"machine": machine(), "command": sys.argv[1:], "figures": figures}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
