@@ -1,0 +1,110 @@
+#include "terrace/io/framed_file.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "terrace/io/testing/memory_file_system.h"
+#include "terrace/io/testing/test_data.h"
+
+namespace terrace {
+namespace {
+
+using io_testing::Bytes;
+
+constexpr std::string_view kMagic = "TRGOLDEN";
+
+std::string GoldenPayload() {
+  std::string payload = "A payload with every byte: ";
+  for (int i = 0; i < 256; ++i) payload += static_cast<char>(i);
+  return payload;
+}
+
+class FramedFileTest : public testing::Test {
+ protected:
+  Result<std::string> ReadBytes(std::string_view bytes, std::uint32_t newest_version = 1) {
+    Status written = WriteFileAtomically(&fs_, "f", Bytes(bytes));
+    if (!written.ok()) return written;
+    return ReadFramedFile(&fs_, "f", kMagic, newest_version);
+  }
+
+  MemoryFileSystem fs_;
+};
+
+TEST_F(FramedFileTest, ReadsBackWhatWasWritten) {
+  for (const std::string& payload : {std::string(), std::string("x"), std::string(100'000, 'y')}) {
+    auto digest = WriteFramedFile(&fs_, "f", kMagic, 1, Bytes(payload));
+    TERRACE_ASSERT_OK(digest);
+    EXPECT_EQ(digest->size, payload.size() + 64);
+    EXPECT_EQ(digest->checksum, Checksum64(Bytes(*ReadFileToString(&fs_, "f"))));
+    EXPECT_EQ(*ReadFramedFile(&fs_, "f", kMagic, 1, &*digest), payload);
+    EXPECT_EQ(*ReadFramedFile(&fs_, "f", kMagic, 9), payload);
+  }
+  EXPECT_EQ(ReadFramedFile(&fs_, "none", kMagic, 1).status().code(), StatusCode::kNotFound);
+}
+
+TEST_F(FramedFileTest, GoldenFileIsReadAndWrittenTheSame) {
+  const std::string path = JoinPath(TERRACE_TESTDATA, "framed_v1.golden");
+  auto payload = ReadFramedFile(FileSystem::Posix(), path, kMagic, 1);
+  TERRACE_ASSERT_OK(payload);
+  EXPECT_EQ(*payload, GoldenPayload());
+  EXPECT_EQ(*ReadFileToString(FileSystem::Posix(), path),
+            EncodeFramed(kMagic, 1, Bytes(GoldenPayload())));
+}
+
+TEST_F(FramedFileTest, ChecksumIsTheKnownXxh3) {
+  EXPECT_EQ(Checksum64({}), 0x2d06800538d394c2ULL);  // The published value for no bytes, seed 0.
+}
+
+TEST_F(FramedFileTest, EveryFlippedBitIsFound) {
+  const std::string bytes = EncodeFramed(kMagic, 1, Bytes("a small payload"));
+  TERRACE_ASSERT_OK(ReadBytes(bytes));
+  for (std::size_t bit = 0; bit < bytes.size() * 8; ++bit) {
+    std::string broken = bytes;
+    broken[bit / 8] = static_cast<char>(broken[bit / 8] ^ (1 << (bit % 8)));
+    auto result = ReadBytes(broken);
+    ASSERT_EQ(result.status().code(), StatusCode::kCorruption)
+        << "bit " << bit << ": " << result.status().ToString();
+    ASSERT_NE(result.status().message().find("'f'"), std::string::npos);
+  }
+}
+
+TEST_F(FramedFileTest, EveryTruncationAndEveryAdditionIsFound) {
+  const std::string bytes = EncodeFramed(kMagic, 1, Bytes("a small payload"));
+  for (std::size_t size = 0; size < bytes.size(); ++size) {
+    ASSERT_EQ(ReadBytes(bytes.substr(0, size)).status().code(), StatusCode::kCorruption) << size;
+  }
+  for (std::size_t more = 1; more < 100; ++more) {
+    ASSERT_EQ(ReadBytes(bytes + std::string(more, '\0')).status().code(), StatusCode::kCorruption);
+  }
+}
+
+TEST_F(FramedFileTest, AnotherKindOfFileIsNamed) {
+  auto result = ReadBytes(EncodeFramed("TRMANIFE", 1, Bytes("x")));
+  EXPECT_EQ(result.status().code(), StatusCode::kCorruption);
+  EXPECT_NE(result.status().message().find("TRMANIFE"), std::string::npos);
+  EXPECT_NE(result.status().message().find(kMagic), std::string::npos);
+  std::string text = "label\t1\n" + std::string(100, '\x01');
+  EXPECT_EQ(ReadBytes(text).status().code(), StatusCode::kCorruption);
+}
+
+TEST_F(FramedFileTest, ANewerVersionIsRefusedAsSuch) {
+  const std::string bytes = EncodeFramed(kMagic, 3, Bytes("x"));
+  auto result = ReadBytes(bytes, 2);
+  EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(result.status().message().find("version 3"), std::string::npos);
+  EXPECT_NE(result.status().message().find("up to version 2"), std::string::npos);
+  TERRACE_EXPECT_OK(ReadBytes(bytes, 3));
+}
+
+TEST_F(FramedFileTest, ASoundFileThatIsNotTheOneNamedIsFound) {
+  auto first = WriteFramedFile(&fs_, "f", kMagic, 1, Bytes("one"));
+  auto second = WriteFramedFile(&fs_, "f", kMagic, 1, Bytes("two"));
+  TERRACE_ASSERT_OK(first);
+  TERRACE_ASSERT_OK(second);
+  TERRACE_EXPECT_OK(ReadFramedFile(&fs_, "f", kMagic, 1, &*second));
+  EXPECT_EQ(ReadFramedFile(&fs_, "f", kMagic, 1, &*first).status().code(), StatusCode::kCorruption);
+}
+
+}  // namespace
+}  // namespace terrace
