@@ -40,8 +40,8 @@ struct DataCursor {
   std::uint64_t file = 0;
   std::uint64_t offset = 0;
   std::uint64_t line = 0;
-  // Bad lines seen in this epoch up to hint / up to the position.
-  std::uint64_t bad_lines = 0;
+  std::uint64_t bad_lines = 0;  // Of this epoch, before the hint.
+  bool operator==(const DataCursor&) const = default;
 };
 
 // Examples in global order. CSR by (example, slot): the keys of example e and slot s are
@@ -61,8 +61,13 @@ struct Batch {
   std::vector<std::uint64_t> group;        // (examples), or empty
   std::vector<std::uint32_t> origin_file;  // (examples) number in the frozen list of files
   std::vector<std::uint64_t> origin_line;  // (examples) from 1; for `synthetic` the row number
+  // (examples + 1), or empty: none. Bad lines between the example before and this one; the last
+  // entry counts those after the last example at an epoch's end, and is 0 elsewhere. In the order
+  // of the lines unless DataOptions::shuffle is "examples", which leaves it empty.
+  std::vector<std::uint32_t> bad_lines_before;
   // The cursor after the examples [0, mini-batch end) of this batch, one per mini-batch boundary in
-  // order; the last one is the end of the batch.
+  // order; the last one is the end of the batch. At an epoch's end that is the start of the next
+  // epoch; a batch without examples has this one cursor.
   std::vector<DataCursor> cursors;
 
   std::uint64_t MemoryBytes() const;

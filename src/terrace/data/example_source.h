@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -35,15 +34,18 @@ class ExampleSource {
  public:
   virtual ~ExampleSource() = default;
   virtual const DataSchema& schema() const = 0;
-  // The next examples in global order: up to `examples` (a multiple of minibatch; the first time
-  // after Seek, whatever is left to the next multiple counted from the epoch's start); fewer only
-  // at an epoch's end. nullopt: all epochs are done. A mini-batch never spans two epochs. Blocks:
-  // on reads. kCorruption: a truncated archive (file, offset); kInvalidArgument: more bad lines
-  // than data.max_bad_fraction, with the first of them.
+  // The next examples in global order: `examples` of them (a multiple of minibatch); fewer when
+  // Seek went inside a mini-batch, so that mini-batches still end at multiples of minibatch from
+  // the epoch's start, and at an epoch's end. nullopt: all epochs are done. A mini-batch never
+  // spans two epochs. Blocks: on reads. kCorruption: a truncated archive (file, offset);
+  // kInvalidArgument: more bad lines than data.max_bad_fraction, with the first of them. After an
+  // error every further call gives the same one.
   virtual Result<std::optional<Batch>> Next(std::uint32_t examples, std::uint32_t minibatch) = 0;
   // Goes to `cursor`. REQUIRES: before the first Next.
   virtual Status Seek(const DataCursor& cursor) = 0;
   virtual std::span<const InputFile> files() const = 0;
+  // The most that it holds besides the batches that it gave out.
+  virtual std::uint64_t MemoryBytes() const { return 0; }
   virtual SourceStats stats() const = 0;  // Any thread.
   // The order of examples as text: files with sizes, epochs, shuffling. Part of what identifies a
   // model.
@@ -71,6 +73,7 @@ struct DataOptions {
   std::uint64_t cardinality = 1'000'000;  // Categories a slot.
   double zipf = 1.05;
   std::uint32_t categorical_slots = 26;
+  std::uint64_t log_seed = 1;  // Of the log; `seed` only shuffles it.
 };
 
 // Expands globs, freezes sizes, opens every file and parses its first line. kNotFound /
