@@ -87,8 +87,8 @@ bool EqualIgnoringCase(std::string_view a, std::string_view b) {
 
 std::string ColumnName(int column) {
   if (column == 0) return "Label";
-  if (column <= kCriteoIntegers) return "I" + std::to_string(column);
-  return "C" + std::to_string(column - kCriteoIntegers);
+  std::string name(1, column <= kCriteoIntegers ? 'I' : 'C');
+  return name.append(std::to_string(column <= kCriteoIntegers ? column : column - kCriteoIntegers));
 }
 
 // "I7" or "C12": a name that says where it belongs.
@@ -277,11 +277,11 @@ ExampleEncoder::ExampleEncoder(IntegerEncoding integers, bool missing_has_key,
   if (integers_ != IntegerEncoding::kDense) {
     for (int i = 0; i < kCriteoIntegers; ++i)
       schema_.slots.push_back(
-          {"I" + std::to_string(i + 1), static_cast<std::uint16_t>(kFirstIntegerSlot + i)});
+          {ColumnName(1 + i), static_cast<std::uint16_t>(kFirstIntegerSlot + i)});
   }
   for (std::uint32_t i = 0; i < categories_; ++i) {
     const auto slot = static_cast<std::uint16_t>(kFirstCategorySlot + i);
-    schema_.slots.push_back({"C" + std::to_string(i + 1), slot});
+    schema_.slots.push_back({ColumnName(1 + kCriteoIntegers + static_cast<int>(i)), slot});
     category_slot_bits_.push_back(std::uint64_t{slot} << 48);
   }
   if (integers_ != IntegerEncoding::kBucket)

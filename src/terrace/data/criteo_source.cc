@@ -31,7 +31,13 @@ struct Head {
   std::uint64_t stream_bytes = 0;
 };
 
-// Reads the layout of `file` and looks at its first lines.
+bool Parses(std::string_view line, const CriteoLayout& layout, BadLine* bad) {
+  CriteoRow row;
+  return ParseCriteoLine(line, layout, &row, bad);
+}
+
+// Reads the layout of `file` and looks at its first lines. Without a header the first line that is
+// good with tabs or with commas decides between them.
 Result<Head> ReadHead(FileSystem* fs, const InputFile& file, bool any_line_may_be_bad) {
   Head head;
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<ByteStream> stream, OpenByteStream(fs, file, 0));
@@ -55,13 +61,19 @@ Result<Head> ReadHead(FileSystem* fs, const InputFile& file, bool any_line_may_b
     text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
     if (number == 1 && head.layout.has_header) continue;
     head.has_rows = true;
-    CriteoRow row;
     BadLine bad;
-    if (any_line_may_be_bad || ParseCriteoLine(line, head.layout, &row, &bad)) return head;
+    if (Parses(line, head.layout, &bad)) return head;
+    CriteoLayout other = head.layout;
+    other.delimiter = other.delimiter == ',' ? '\t' : ',';
+    BadLine unused;
+    if (!other.has_header && Parses(line, other, &unused)) {
+      head.layout = other;
+      return head;
+    }
     if (first_bad.empty())
       first_bad = file.path + ":" + std::to_string(number) + ": " + bad.ToString();
   }
-  if (first_bad.empty()) return head;
+  if (first_bad.empty() || any_line_may_be_bad) return head;
   return InvalidArgumentError(
       first_bad +
       ", and no line among the first ones is better. Criteo text has 40 columns: label, "
@@ -178,6 +190,7 @@ Status CriteoSource::FinishSeek() {
   for (std::uint64_t left = to_skip_ - in_window; left > 0; --left) {
     TERRACE_ASSIGN_OR_RETURN(const bool more, NextRow(&line, &row));
     if (!more) break;
+    bad_run_ = 0;
   }
   if (in_window > 0 && !epoch_read_) {
     TERRACE_RETURN_IF_ERROR(FillWindow());
