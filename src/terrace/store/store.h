@@ -57,8 +57,15 @@ struct StoreOptions {
   bool direct_io = true;
   ReadQueueOptions read_queue;
   std::uint64_t io_buffer_bytes =
-      std::uint64_t{8} << 20;         // For reads; as much again for writing and for compaction.
+      std::uint64_t{8} << 20;  // For reads; as much again for writing and for compaction.
+  // Two needed records of a file are read by one request when fewer bytes than these lie between
+  // them: what a request costs in bytes of sequential reading.
+  std::uint64_t merge_gap_bytes = std::uint64_t{32} << 10;
   bool background_compaction = true;  // false: compaction runs inside Write, when due (depth 0).
+  // Called by a Write that the quota refuses after compaction gave what it could: drops an old
+  // checkpoint (it may call Drop() of this store) and says whether there was one. Runs on the
+  // thread of that Write. Empty: nothing can be dropped.
+  std::function<bool()> on_pressure;
   bool read_only =
       false;  // A reader beside the trainer: nothing is written, removed or locked exclusively.
 };
@@ -143,6 +150,10 @@ class Store {
 
   // Runs compaction until no file is above the stale share. For tests and for the quota.
   virtual Status CompactNow() = 0;
+
+  // Bytes of the quota that Write leaves free from now on, for the last checkpoint and one
+  // compaction output; 0 while that checkpoint is being written. Thread-safe.
+  virtual void SetKeepFree(std::uint64_t bytes) = 0;
 
   virtual StoreStats stats() const = 0;
   virtual std::uint64_t index_bytes() const = 0;  // As in stats(), cheap.

@@ -1,0 +1,60 @@
+// RowIndex: where the newest row of each key lies. The store works on this interface alone, so that
+// an index by group of keys, whose answer may be another key's record, can stand beside the one by
+// key. Threads: guarded by the store's mutex. All hashes are MixKey(key), and those of one call are
+// distinct; calls take batches because each look-up is a miss of the processor's caches.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "terrace/base/status.h"
+
+namespace terrace {
+
+// File slot (24 bits) and row in the file (20 bits).
+using Place = std::uint64_t;
+inline constexpr int kRowBits = 20;
+inline constexpr int kPlaceBits = 44;
+inline constexpr std::uint64_t kMaxRowsPerFile = std::uint64_t{1} << kRowBits;
+// Slots above it stay unused, so that no place looks like an empty entry of an index.
+inline constexpr std::uint32_t kMaxFileSlots = 0xfff000;
+inline constexpr Place kNoPlace = (Place{1} << kPlaceBits) - 1;
+
+constexpr Place MakePlace(std::uint32_t slot, std::uint64_t row) {
+  return (static_cast<Place>(slot) << kRowBits) | row;
+}
+constexpr std::uint32_t SlotOfPlace(Place place) {
+  return static_cast<std::uint32_t>(place >> kRowBits);
+}
+constexpr std::uint32_t RowOfPlace(Place place) {
+  return static_cast<std::uint32_t>(place & (kMaxRowsPerFile - 1));
+}
+
+class RowIndex {
+ public:
+  virtual ~RowIndex() = default;
+
+  // True: a place that Lookup gives holds that very key. False: it may be another's, and the reader
+  // takes a record of another key for an absent one.
+  virtual bool exact() const = 0;
+
+  // places[i]: where hashes[i] lies, or kNoPlace.
+  virtual void Lookup(std::span<const std::uint64_t> hashes, Place* places) const = 0;
+  // Makes room for these new hashes: the next Set of them can't fail. kOutOfMemory: nothing
+  // changed that a look-up would notice.
+  virtual Status Reserve(std::span<const std::uint64_t> new_hashes) = 0;
+  // Sets the place of each hash; previous[i]: what it was, or kNoPlace. REQUIRES: room for what is
+  // new, by Reserve.
+  virtual void Set(std::span<const std::uint64_t> hashes, const Place* places, Place* previous) = 0;
+  // Where the place of hashes[i] still is from[i], makes it to[i] (kNoPlace: removes it).
+  // moved[i]: 1 or 0.
+  virtual void Move(std::span<const std::uint64_t> hashes, const Place* from, const Place* to,
+                    std::uint8_t* moved) = 0;
+  // Removes what is there; previous[i]: where it was, or kNoPlace.
+  virtual void Erase(std::span<const std::uint64_t> hashes, Place* previous) = 0;
+
+  virtual std::uint64_t size() const = 0;   // Keys.
+  virtual std::uint64_t bytes() const = 0;  // Memory.
+};
+
+}  // namespace terrace

@@ -1,0 +1,208 @@
+// Parameter file: the immutable file of rows (docs/formats/parameter_file.md): a header block,
+// records in the order of MixKey(key), the same keys alone, a footer block. Threads: a writer is
+// one thread's; an open file is read by any.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "terrace/base/ids.h"
+#include "terrace/base/memory.h"
+#include "terrace/base/status.h"
+#include "terrace/io/file_system.h"
+
+namespace terrace {
+
+inline constexpr std::uint32_t kParameterFileVersion = 1;
+inline constexpr std::uint64_t kBlockBytes = kDirectIoAlignment;
+inline constexpr std::uint64_t kRecordHeadBytes = 24;  // Check, key, version.
+inline constexpr std::uint64_t kKeyEntryBytes = 16;
+// A row longer than this is no embedding; it bounds the least buffer.
+inline constexpr std::uint32_t kMaxRowBytes = 256 << 10;
+
+constexpr std::uint64_t AlignUp(std::uint64_t bytes, std::uint64_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+// Age and kind of a record in one word: the sequence in 56 bits, a deletion in bit 63.
+inline constexpr std::uint64_t kDeletionBit = std::uint64_t{1} << 63;
+inline constexpr std::uint64_t kMaxSequence = (std::uint64_t{1} << 56) - 1;
+constexpr std::uint64_t SequenceOf(std::uint64_t version) { return version & kMaxSequence; }
+constexpr bool IsDeletion(std::uint64_t version) { return (version & kDeletionBit) != 0; }
+
+// What all files of one store share.
+struct RecordLayout {
+  std::string table;
+  std::uint64_t table_hash = 0;
+  std::uint32_t shard = 0;
+  std::uint32_t row_bytes = 0;
+  std::uint32_t record_bytes = 0;
+
+  static RecordLayout Of(std::string_view table, std::uint32_t shard, std::uint32_t row_bytes);
+  // XORed into the check of every record of this file, so that a record of another one fails it.
+  std::uint64_t CheckSeed(std::uint64_t file_id) const;
+  std::uint64_t KeysOffset(std::uint64_t rows) const {
+    return kBlockBytes + AlignUp(rows * record_bytes, kBlockBytes);
+  }
+  std::uint64_t FileBytes(std::uint64_t rows) const {
+    return KeysOffset(rows) + AlignUp(rows * kKeyEntryBytes, kBlockBytes) + kBlockBytes;
+  }
+};
+
+struct RecordHead {
+  std::uint64_t check = 0;  // Of all that follows, to the end of the record.
+  Key key = 0;
+  std::uint64_t version = 0;
+};
+static_assert(sizeof(RecordHead) == kRecordHeadBytes && alignof(RecordHead) == 8);
+
+struct KeyEntry {
+  Key key = 0;
+  std::uint64_t version = 0;
+};
+static_assert(sizeof(KeyEntry) == kKeyEntryBytes);
+
+// What a file is, as its footer says.
+struct ParameterFileInfo {
+  std::uint64_t id = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t rows = 0;
+  std::uint64_t deletions = 0;
+  std::uint64_t min_sequence = 0;
+  std::uint64_t max_sequence = 0;
+  std::uint64_t keys_offset = 0;
+  std::uint64_t records_checksum = 0;
+  std::uint64_t keys_checksum = 0;
+  std::uint64_t header_checksum = 0;
+  std::uint64_t footer_checksum = 0;
+};
+
+std::string ParameterFileName(std::uint64_t id);
+
+// The check of a record as it stands in a file of this seed.
+std::uint64_t RecordCheck(const std::byte* record, std::uint32_t record_bytes, std::uint64_t seed);
+// Head and payload of a record. The payload lies behind the head.
+inline RecordHead HeadOf(const std::byte* record) {
+  RecordHead head;
+  __builtin_memcpy(&head, record, sizeof head);
+  return head;
+}
+// OK, or kCorruption naming file, offset and key. `expected`: the key that must stand there.
+Status CheckRecord(const std::byte* record, const RecordLayout& layout, std::uint64_t seed,
+                   const std::string& path, std::uint64_t offset, const Key* expected);
+
+// Streaming XXH3-64.
+class RunningChecksum {
+ public:
+  RunningChecksum();
+  ~RunningChecksum();
+  RunningChecksum(const RunningChecksum&) = delete;
+  RunningChecksum& operator=(const RunningChecksum&) = delete;
+  void Update(std::span<const std::byte> data);
+  std::uint64_t Digest() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Reads [begin, end), whole blocks, through `buffer` into `sum`.
+Status SumRange(File* file, std::uint64_t begin, std::uint64_t end, std::span<std::byte> buffer,
+                RunningChecksum* sum);
+
+// Writes one file in one sequential pass of whole buffers.
+class ParameterFileWriter {
+ public:
+  // `buffer`: aligned, of whole blocks; borrowed until Finish or destruction.
+  static Result<std::unique_ptr<ParameterFileWriter>> Create(FileSystem* fs,
+                                                             const std::string& path,
+                                                             const RecordLayout& layout,
+                                                             std::uint64_t file_id, bool direct,
+                                                             std::span<std::byte> buffer);
+  // REQUIRES: keys in strictly ascending order of MixKey; payload of row_bytes, or empty for a
+  // deletion.
+  Status Add(Key key, std::uint64_t version, std::span<const std::byte> payload);
+  std::uint64_t rows() const { return keys_.size(); }
+  // Writes what is left, key section and footer. The file is whole, not yet durable.
+  Result<ParameterFileInfo> Finish();
+  // REQUIRES: after Finish.
+  std::unique_ptr<File> TakeFile() { return std::move(file_); }
+
+ private:
+  ParameterFileWriter(const RecordLayout& layout, std::uint64_t file_id,
+                      std::span<std::byte> buffer)
+      : layout_(layout), seed_(layout.CheckSeed(file_id)), buffer_(buffer) {
+    info_.id = file_id;
+  }
+  Status Append(std::span<const std::byte> data);
+  Status AppendZeros(std::uint64_t bytes);
+  Status Flush();
+  // Takes what the buffer holds since the last call into the section's checksum.
+  void HashPending();
+
+  const RecordLayout layout_;
+  const std::uint64_t seed_;
+  const std::span<std::byte> buffer_;
+  std::unique_ptr<File> file_;
+  ParameterFileInfo info_;
+  std::vector<KeyEntry> keys_;
+  std::vector<std::byte> record_;
+  std::unique_ptr<RunningChecksum> section_;
+  std::uint64_t offset_ = 0;  // In the file, of the buffer's first byte.
+  std::size_t fill_ = 0;
+  std::size_t hashed_ = 0;  // Up to here the buffer is in the section's checksum.
+};
+
+// Reads and checks the footer of an open file of `bytes` bytes. kCorruption names file and offset;
+// kInvalidArgument: a newer format, another table, shard or row length.
+Result<ParameterFileInfo> ReadFooter(File* file, std::uint64_t bytes, std::uint64_t id,
+                                     const RecordLayout& layout);
+// Checks the header block, likewise.
+Status CheckHeader(std::span<const std::byte> block, const std::string& path,
+                   const ParameterFileInfo& info, const RecordLayout& layout);
+
+// Walks the entries of one section in order, through a buffer of its own.
+class SectionCursor {
+ public:
+  // `buffer`: aligned, of whole blocks, at least LeastBuffer(entry_bytes). Both are borrowed.
+  SectionCursor(File* file, std::uint64_t offset, std::uint64_t entry_bytes, std::uint64_t entries,
+                std::span<std::byte> buffer);
+  static std::uint64_t LeastBuffer(std::uint64_t entry_bytes) {
+    return AlignUp(entry_bytes, kBlockBytes) + kBlockBytes;
+  }
+  // Reads the next entries when the buffer has none left. Call before entry(), while !done().
+  Status Fill();
+  bool needs_fill() const { return next_ >= buffered_end_; }
+  bool done() const { return next_ >= entries_; }
+  void Advance() { ++next_; }
+  std::uint64_t index() const { return next_; }
+  std::uint64_t buffered_end() const { return buffered_end_; }  // Entries before it are in memory.
+  // REQUIRES: index() <= i < buffered_end().
+  const std::byte* entry(std::uint64_t i) const {
+    return buffer_.data() + (offset_ + i * entry_bytes_ - buffer_offset_);
+  }
+  std::uint64_t entry_offset(std::uint64_t i) const { return offset_ + i * entry_bytes_; }
+  const std::string& path() const { return file_->path(); }
+  std::uint64_t bytes_read() const { return bytes_read_; }
+  // Sums all blocks of the section; for entries that divide a block only.
+  void set_checksum(RunningChecksum* checksum) { checksum_ = checksum; }
+
+ private:
+  File* const file_;
+  const std::uint64_t offset_;
+  const std::uint64_t entry_bytes_;
+  const std::uint64_t entries_;
+  const std::span<std::byte> buffer_;
+  RunningChecksum* checksum_ = nullptr;
+  std::uint64_t buffer_offset_ = 0;  // In the file.
+  std::uint64_t next_ = 0;
+  std::uint64_t buffered_end_ = 0;
+  std::uint64_t bytes_read_ = 0;
+};
+
+}  // namespace terrace

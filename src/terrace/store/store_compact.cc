@@ -1,0 +1,492 @@
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "terrace/base/check.h"
+#include "terrace/base/log.h"
+#include "terrace/base/sync_point.h"
+#include "terrace/store/merge.h"
+#include "terrace/store/store_impl.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::size_t kMoveBatch = 4096;
+// So many files of less than a quarter of the aimed size are merged: else flushes of few rows would
+// leave ever more files.
+constexpr std::size_t kMostSmallFiles = 16;
+// An input of a merge needs this much of the buffer, or its reads are too small for the disk.
+constexpr std::uint64_t kLeastInputBytes = 64 << 10;
+
+bool IsSmall(const StoredFile& file, std::uint64_t rows_per_file) {
+  return file.info.rows * 4 < rows_per_file;
+}
+
+}  // namespace
+
+// One input: its records in order, and of those in memory which are the newest of their key.
+struct StoreImpl::MergeSource {
+  FilePtr file;
+  std::unique_ptr<SectionCursor> cursor;
+  std::uint64_t judged_begin = 0;
+  std::vector<std::uint8_t> judged;  // By record from judged_begin: a value of Verdict.
+};
+
+struct StoreImpl::Moved {
+  std::uint64_t hash;
+  Place from;
+  bool deletion;
+};
+
+struct StoreImpl::Compaction {
+  enum Verdict : std::uint8_t { kStale = 0, kRow = 1, kDeletion = 2 };
+  std::vector<FilePtr> inputs;  // By id.
+  std::uint64_t input_rows = 0;
+  std::uint64_t space = 0;  // Reserved for outputs.
+  std::vector<MergeSource> sources;
+  // Hashes of the newest deletions among the inputs of which an older version is in some other
+  // file, sorted; the other deletions end here.
+  std::vector<std::uint64_t> needed_deletions;
+  std::unique_ptr<ParameterFileWriter> writer;
+  std::uint64_t writer_id = 0;
+  std::vector<FilePtr> outputs;
+  std::vector<std::vector<Moved>> moved;  // By output, then by row.
+  std::vector<Moved> dropped_deletions;
+};
+
+double StoreImpl::ReclaimableShare(const StoredFile& file) const {
+  std::uint64_t rows = file.stale;
+  if (files_gone_ >= file.deletions_due) rows += file.live_deletions;
+  return static_cast<double>(rows) / static_cast<double>(file.info.rows);
+}
+
+bool StoreImpl::CompactionDue() const {
+  std::size_t small = 0;
+  for (const FilePtr& file : slots_) {
+    if (file == nullptr || !file->live || file->publishing) continue;
+    if (ReclaimableShare(*file) > options_.stale_share) return true;
+    small += IsSmall(*file, rows_per_file_) ? 1 : 0;
+  }
+  return small > kMostSmallFiles;
+}
+
+void StoreImpl::PickInputs(bool freeing_only, Compaction* round) {
+  std::vector<FilePtr> candidates;
+  std::vector<FilePtr> small;
+  for (const FilePtr& file : slots_) {
+    if (file == nullptr || !file->live || file->publishing) continue;
+    if (freeing_only && file->named_by > 0) continue;
+    if (ReclaimableShare(*file) > options_.stale_share) {
+      candidates.push_back(file);
+    } else if (IsSmall(*file, rows_per_file_)) {
+      small.push_back(file);
+    }
+  }
+  // Where most is gained first.
+  std::sort(candidates.begin(), candidates.end(), [this](const FilePtr& a, const FilePtr& b) {
+    const double share_a = ReclaimableShare(*a), share_b = ReclaimableShare(*b);
+    return share_a != share_b ? share_a > share_b : a->info.id < b->info.id;
+  });
+  if (small.size() > kMostSmallFiles) {
+    std::sort(small.begin(), small.end(), [](const FilePtr& a, const FilePtr& b) {
+      return a->info.rows != b->info.rows ? a->info.rows < b->info.rows : a->info.id < b->info.id;
+    });
+    candidates.insert(candidates.end(), small.begin(), small.end());
+  }
+  // One round rewrites about one file's worth, so that little space is needed beside the inputs.
+  const std::uint64_t least =
+      std::max(kLeastInputBytes, SectionCursor::LeastBuffer(layout_.record_bytes));
+  const std::size_t most_inputs = std::max<std::size_t>(2, compact_input_bytes_ / least);
+  std::uint64_t newest_rows = 0;
+  for (const FilePtr& file : candidates) {
+    const std::uint64_t rows = file->info.rows - file->stale;
+    if (!round->inputs.empty() &&
+        (newest_rows + rows > rows_per_file_ || round->inputs.size() == most_inputs)) {
+      break;
+    }
+    newest_rows += rows;
+    round->input_rows += file->info.rows;
+    round->inputs.push_back(file);
+  }
+  std::sort(round->inputs.begin(), round->inputs.end(),
+            [](const FilePtr& a, const FilePtr& b) { return a->info.id < b->info.id; });
+  if (newest_rows > 0) {
+    const std::uint64_t files = (newest_rows + rows_per_file_ - 1) / rows_per_file_;
+    for (std::uint64_t f = 0; f < files; ++f) {
+      round->space += layout_.FileBytes(std::min(rows_per_file_, newest_rows - f * rows_per_file_));
+    }
+  }
+  for (const FilePtr& file : round->inputs) file->compacting = true;
+}
+
+void StoreImpl::CompactLoop() {
+  while (true) {
+    {
+      MutexLock lock(&mu_);
+      while (!stopping_.load(std::memory_order_relaxed) &&
+             (!background_.ok() || !poison_.ok() ||
+              !(GoneToRemove() || (!compaction_blocked_ && CompactionDue())))) {
+        compaction_wanted_.Wait(&mu_);
+      }
+      if (stopping_.load(std::memory_order_relaxed)) return;
+    }
+    Status status = RemoveGone();
+    if (status.ok()) {
+      MutexLock compact(&compact_mu_);
+      bool compacted = false;
+      status = CompactRound(/*freeing_only=*/false, &compacted);
+    }
+    if (status.ok() || status.code() == StatusCode::kAborted) continue;
+    LogText(LogLevel::kError, status.ToString());
+    MutexLock lock(&mu_);
+    if (background_.ok()) background_ = status;
+  }
+}
+
+Status StoreImpl::CompactNow() {
+  TERRACE_RETURN_IF_ERROR(CheckWritable());
+  return CompactAll(/*freeing_only=*/false);
+}
+
+Status StoreImpl::CompactAll(bool freeing_only) {
+  MutexLock compact(&compact_mu_);
+  bool compacted = true;
+  while (compacted) {
+    compacted = false;
+    TERRACE_RETURN_IF_ERROR(CompactRound(freeing_only, &compacted));
+  }
+  return OkStatus();
+}
+
+Status StoreImpl::CompactRound(bool freeing_only, bool* compacted) {
+  ScopedTimer timer(clock_, &compaction_nanos_);
+  Compaction round;
+  {
+    MutexLock lock(&mu_);
+    if (!poison_.ok() || !CompactionDue()) return OkStatus();
+    PickInputs(freeing_only, &round);
+    if (round.inputs.empty()) return OkStatus();
+  }
+  bool frees = true;
+  {
+    MutexLock lock(&mu_);
+    for (const FilePtr& file : round.inputs) frees &= file->named_by == 0;
+  }
+  // What frees no space at once must leave the last checkpoint its share.
+  Status status = TakeSpace(round.space, frees ? 0 : keep_free_.load(std::memory_order_relaxed));
+  if (!status.ok()) {
+    ReleaseInputs(&round);
+    MutexLock lock(&mu_);
+    compaction_blocked_ = true;  // Not a failure: the next removal of a file makes room.
+    return OkStatus();
+  }
+  SyncPoint::Hit("store.compact.before_write");
+  status = FindNeededDeletions(&round);
+  if (status.ok()) status = MergeInputs(&round);
+  std::uint64_t written = 0;
+  for (const FilePtr& file : round.outputs) written += file->info.bytes;
+  TERRACE_CHECK(written <= round.space || !status.ok());
+  if (!status.ok()) {
+    round.writer.reset();
+    GiveSpace(round.space - std::min(written, round.space));
+    Abandon(round.outputs);
+    ReleaseInputs(&round);
+    if (status.code() == StatusCode::kAborted) return status;
+    return Poison(status.WithContext(fmt::format("compacting {}", options_.directory)));
+  }
+  GiveSpace(round.space - written);
+  PublishCompaction(&round);
+  SyncPoint::Hit("store.compact.before_remove");
+  write_bytes_.fetch_add(written, std::memory_order_relaxed);
+  compactions_.fetch_add(1, std::memory_order_relaxed);
+  *compacted = true;
+  round.sources.clear();
+  round.inputs.clear();
+  return RemoveGone();
+}
+
+void StoreImpl::ReleaseInputs(Compaction* round) {
+  MutexLock lock(&mu_);
+  for (const FilePtr& file : round->inputs) {
+    file->compacting = false;
+    if (file->live && file->stale == file->info.rows) Retire(file.get());
+  }
+  round->sources.clear();
+}
+
+Status StoreImpl::FindNeededDeletions(Compaction* round) {
+  std::uint64_t deletions = 0;
+  std::uint64_t newest = 0;
+  std::vector<FilePtr> others;
+  {
+    MutexLock lock(&mu_);
+    for (const FilePtr& file : round->inputs) {
+      deletions += file->live_deletions;
+      if (file->info.deletions > 0) newest = std::max(newest, file->info.max_sequence);
+    }
+    if (deletions == 0) return OkStatus();
+    // An older version of a deleted key is a stale record.
+    for (const FilePtr& file : LiveFiles()) {
+      if (!file->compacting && file->stale > 0 && file->info.min_sequence < newest) {
+        others.push_back(file);
+      }
+    }
+  }
+  // The deletions among the inputs' keys with their ages, in the order of the hash as all sections.
+  struct Deletion {
+    std::uint64_t hash;
+    std::uint64_t sequence;
+  };
+  std::vector<Deletion> candidates;
+  for (const FilePtr& file : round->inputs) {
+    if (file->info.deletions == 0) continue;
+    TERRACE_RETURN_IF_ERROR(WalkKeys(*file, [&](std::uint64_t hash, std::uint64_t version) {
+      if (IsDeletion(version)) candidates.push_back({hash, SequenceOf(version)});
+    }));
+  }
+  std::sort(candidates.begin(), candidates.end(), [](const Deletion& a, const Deletion& b) {
+    return a.hash != b.hash ? a.hash < b.hash : a.sequence < b.sequence;
+  });
+  for (const FilePtr& file : others) {
+    std::size_t at = 0;
+    TERRACE_RETURN_IF_ERROR(WalkKeys(*file, [&](std::uint64_t hash, std::uint64_t version) {
+      while (at < candidates.size() && candidates[at].hash < hash) ++at;
+      // Of several deletions of the key the last is the newest.
+      for (; at < candidates.size() && candidates[at].hash == hash; ++at) {
+        if (IsDeletion(version) || SequenceOf(version) >= candidates[at].sequence) continue;
+        if (round->needed_deletions.empty() || round->needed_deletions.back() != hash) {
+          round->needed_deletions.push_back(hash);
+        }
+      }
+    }));
+  }
+  std::sort(round->needed_deletions.begin(), round->needed_deletions.end());
+  return OkStatus();
+}
+
+Status StoreImpl::WalkKeys(const StoredFile& file,
+                           const std::function<void(std::uint64_t, std::uint64_t)>& visit) {
+  SectionCursor cursor(file.file.get(), file.info.keys_offset, kKeyEntryBytes, file.info.rows,
+                       compact_buffer_.span().first(compact_input_bytes_));
+  RunningChecksum checksum;
+  cursor.set_checksum(&checksum);
+  for (; !cursor.done(); cursor.Advance()) {
+    if (cursor.needs_fill()) {
+      if (stopping_.load(std::memory_order_relaxed)) return AbortedError("the store is closing");
+      TERRACE_RETURN_IF_ERROR(cursor.Fill());
+    }
+    KeyEntry entry;
+    std::memcpy(&entry, cursor.entry(cursor.index()), sizeof entry);
+    visit(MixKey(entry.key), entry.version);
+  }
+  read_bytes_.fetch_add(cursor.bytes_read(), std::memory_order_relaxed);
+  if (checksum.Digest() == file.info.keys_checksum) return OkStatus();
+  return CorruptionError(fmt::format("{}: the key section at offset {} fails its checksum",
+                                     file.path, file.info.keys_offset));
+}
+
+Status StoreImpl::JudgeBuffered(Compaction* round, MergeSource* source) {
+  SectionCursor& cursor = *source->cursor;
+  const StoredFile& file = *source->file;
+  if (stopping_.load(std::memory_order_relaxed)) return AbortedError("the store is closing");
+  TERRACE_RETURN_IF_ERROR(cursor.Fill());
+  const std::uint64_t begin = cursor.index();
+  const std::size_t n = cursor.buffered_end() - begin;
+  std::vector<std::uint64_t> hashes(n);
+  std::vector<Place> places(n), deletion_places(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    // Before its key decides anything: a damaged key would make a needed row look stale.
+    const std::byte* record = cursor.entry(begin + i);
+    TERRACE_RETURN_IF_ERROR(CheckRecord(record, layout_, file.seed, file.path,
+                                        cursor.entry_offset(begin + i), nullptr));
+    hashes[i] = MixKey(HeadOf(record).key);
+    if (i > 0 && hashes[i] <= hashes[i - 1]) {
+      return CorruptionError(fmt::format("{}: the records at offset {} are out of order", file.path,
+                                         cursor.entry_offset(begin + i)));
+    }
+  }
+  {
+    MutexLock lock(&mu_);
+    index_->Lookup(hashes, places.data());
+    if (file.live_deletions > 0) {
+      deletions_->Lookup(hashes, deletion_places.data());
+    } else {
+      std::fill(deletion_places.begin(), deletion_places.end(), kNoPlace);
+    }
+  }
+  source->judged_begin = begin;
+  source->judged.resize(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    const Place here = MakePlace(file.slot, begin + i);
+    if (places[i] == here) {
+      source->judged[i] = Compaction::kRow;
+    } else if (deletion_places[i] == here) {
+      source->judged[i] = Compaction::kDeletion;
+      if (!std::binary_search(round->needed_deletions.begin(), round->needed_deletions.end(),
+                              hashes[i])) {
+        round->dropped_deletions.push_back({hashes[i], here, true});
+        source->judged[i] = Compaction::kStale;
+      }
+    } else {
+      source->judged[i] = Compaction::kStale;
+    }
+  }
+  return OkStatus();
+}
+
+Status StoreImpl::EmitRow(Compaction* round, const MergeSource& source) {
+  const std::byte* record = source.cursor->entry(source.cursor->index());
+  const RecordHead head = HeadOf(record);
+  if (round->writer == nullptr) {
+    {
+      MutexLock lock(&mu_);
+      round->writer_id = next_file_id_++;
+    }
+    ParameterFileInfo planned;
+    planned.id = round->writer_id;
+    round->outputs.push_back(NewFile(nullptr, planned));
+    TERRACE_ASSIGN_OR_RETURN(
+        round->writer,
+        ParameterFileWriter::Create(fs_, PathOf(round->writer_id), layout_, round->writer_id,
+                                    options_.direct_io,
+                                    compact_buffer_.span().subspan(compact_input_bytes_)));
+    round->moved.emplace_back();
+  }
+  const std::span<const std::byte> payload =
+      IsDeletion(head.version)
+          ? std::span<const std::byte>()
+          : std::span<const std::byte>(record + kRecordHeadBytes, layout_.row_bytes);
+  TERRACE_RETURN_IF_ERROR(round->writer->Add(head.key, head.version, payload));
+  round->moved.back().push_back({MixKey(head.key),
+                                 MakePlace(source.file->slot, source.cursor->index()),
+                                 IsDeletion(head.version)});
+  if (round->writer->rows() == rows_per_file_) return FinishOutput(round);
+  return OkStatus();
+}
+
+Status StoreImpl::FinishOutput(Compaction* round) {
+  if (round->writer == nullptr) return OkStatus();
+  TERRACE_ASSIGN_OR_RETURN(const ParameterFileInfo info, round->writer->Finish());
+  round->outputs.back() = NewFile(round->writer->TakeFile(), info);
+  round->writer.reset();
+  rows_compacted_.fetch_add(info.rows, std::memory_order_relaxed);
+  return OkStatus();
+}
+
+Status StoreImpl::MergeInputs(Compaction* round) {
+  const std::uint64_t share =
+      std::max(SectionCursor::LeastBuffer(layout_.record_bytes),
+               compact_input_bytes_ / round->inputs.size() / kBlockBytes * kBlockBytes);
+  TERRACE_CHECK(share * round->inputs.size() <= compact_input_bytes_);
+  MergeHeap heap;
+  // Moves source s on to its next newest record. False: it has none left.
+  const auto next_newest = [&](MergeSource* source) -> Result<bool> {
+    SectionCursor& cursor = *source->cursor;
+    while (!cursor.done()) {
+      if (cursor.needs_fill()) TERRACE_RETURN_IF_ERROR(JudgeBuffered(round, source));
+      if (source->judged[cursor.index() - source->judged_begin] != Compaction::kStale) return true;
+      cursor.Advance();
+    }
+    return false;
+  };
+  const auto hash_of = [](const MergeSource& source) {
+    return MixKey(HeadOf(source.cursor->entry(source.cursor->index())).key);
+  };
+  round->sources.resize(round->inputs.size());
+  for (std::uint32_t s = 0; s < round->inputs.size(); ++s) {
+    MergeSource& source = round->sources[s];
+    source.file = round->inputs[s];
+    source.cursor = std::make_unique<SectionCursor>(
+        source.file->file.get(), kBlockBytes, layout_.record_bytes, source.file->info.rows,
+        compact_buffer_.span().subspan(s * share, share));
+    TERRACE_ASSIGN_OR_RETURN(const bool more, next_newest(&source));
+    if (more) heap.Push(hash_of(source), s);
+  }
+  while (!heap.empty()) {
+    MergeSource& source = round->sources[heap.top().source];
+    TERRACE_RETURN_IF_ERROR(EmitRow(round, source));
+    source.cursor->Advance();
+    TERRACE_ASSIGN_OR_RETURN(const bool more, next_newest(&source));
+    if (more) {
+      heap.ReplaceTop(hash_of(source));
+    } else {
+      heap.PopTop();
+    }
+  }
+  for (const MergeSource& source : round->sources) {
+    read_bytes_.fetch_add(source.cursor->bytes_read(), std::memory_order_relaxed);
+  }
+  return FinishOutput(round);
+}
+
+void StoreImpl::PublishCompaction(Compaction* round) {
+  {
+    MutexLock lock(&mu_);
+    for (const FilePtr& file : round->outputs) {
+      Register(file, /*live=*/false);
+      // Until a record of it turns out to be overtaken.
+      file->live_deletions = file->info.deletions;
+    }
+  }
+  // The inputs stay part of the store until all of their rows have moved: a commit in between names
+  // them, and they hold the same rows.
+  for (std::size_t o = 0; o < round->outputs.size(); ++o) {
+    const std::vector<Moved>& moved = round->moved[o];
+    for (std::size_t begin = 0; begin < moved.size(); begin += kMoveBatch) {
+      MoveBatch(std::span(moved).subspan(begin, std::min(kMoveBatch, moved.size() - begin)),
+                round->outputs[o].get(), begin);
+    }
+  }
+  for (std::size_t begin = 0; begin < round->dropped_deletions.size(); begin += kMoveBatch) {
+    MoveBatch(std::span(round->dropped_deletions)
+                  .subspan(begin, std::min(kMoveBatch, round->dropped_deletions.size() - begin)),
+              nullptr, 0);
+  }
+  MutexLock lock(&mu_);
+  for (const FilePtr& file : round->outputs) {
+    file->live = true;
+    if (file->stale == file->info.rows) Retire(file.get());
+  }
+  for (const FilePtr& file : round->inputs) {
+    TERRACE_CHECK(file->stale == file->info.rows);
+    file->compacting = false;
+    Retire(file.get());
+  }
+}
+
+void StoreImpl::MoveBatch(std::span<const Moved> items, StoredFile* output,
+                          std::uint64_t first_row) {
+  std::vector<std::uint64_t> hashes[2];  // Of rows, of deletions.
+  std::vector<Place> from[2], to[2];
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const int kind = items[i].deletion ? 1 : 0;
+    hashes[kind].push_back(items[i].hash);
+    from[kind].push_back(items[i].from);
+    to[kind].push_back(output == nullptr ? kNoPlace : MakePlace(output->slot, first_row + i));
+  }
+  std::vector<std::uint8_t> moved(items.size());
+  MutexLock lock(&mu_);
+  for (int kind : {0, 1}) {
+    RowIndex* index = kind == 0 ? index_.get() : deletions_.get();
+    index->Move(hashes[kind], from[kind].data(), to[kind].data(), moved.data());
+    for (std::size_t i = 0; i < hashes[kind].size(); ++i) {
+      if (moved[i] != 0) {
+        AddStale(from[kind][i], kind == 1);
+      } else if (output != nullptr) {  // A write overtook the compaction.
+        ++output->stale;
+        if (kind == 1) --output->live_deletions;
+      }
+    }
+  }
+}
+
+bool StoreImpl::GoneToRemove() const {
+  for (const FilePtr& file : retired_) {
+    if (IsGone(file)) return true;
+  }
+  return false;
+}
+
+}  // namespace terrace

@@ -1,0 +1,244 @@
+// StoreImpl: the store of store.h. One file of code for each verb: store_open, store_read,
+// store_write, store_commit, store_compact, store_scan.
+//
+// Locks, in the order in which they are taken: read_mu_ | write_mu_, compact_mu_, commit_mu_, each
+// held by one verb throughout and guarding its buffers; mu_ last and shortly, for the index and the
+// table of files. No disk is touched under mu_.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "terrace/base/memory.h"
+#include "terrace/base/mutex.h"
+#include "terrace/base/thread.h"
+#include "terrace/store/index.h"
+#include "terrace/store/manifest.h"
+#include "terrace/store/parameter_file.h"
+#include "terrace/store/store.h"
+
+namespace terrace {
+
+// One parameter file of the store. Shared: a reader holds the files it reads while compaction takes
+// them out of the table; whoever removes them waits until nobody else holds them. All that changes
+// is guarded by the store's mutex.
+struct StoredFile {
+  ParameterFileInfo info;
+  std::string path;
+  std::unique_ptr<File> file;  // Null: only a kept manifest names it.
+  std::uint64_t seed = 0;
+
+  std::uint32_t slot = kMaxFileSlots;  // In the table; kMaxFileSlots: none.
+  std::uint64_t stale = 0;             // Records that are not the newest of their key.
+  std::uint64_t live_deletions = 0;    // Deletion records that are.
+  std::uint32_t named_by = 0;          // Manifests, one being made included.
+  bool live = false;                   // Belongs to the store's present state.
+  bool publishing = false;             // The index does not lead to all of its records yet.
+  bool compacting = false;             // Held by a compaction; not retired when fully stale.
+  bool synced = false;                 // Durable.
+  // Its deletion records are looked at again when so many files have gone.
+  std::uint64_t deletions_due = 0;
+};
+using FilePtr = std::shared_ptr<StoredFile>;
+
+class StoreImpl final : public Store {
+ public:
+  StoreImpl(FileSystem* fs, Clock* clock, DiskQuota* quota, const StoreOptions& options);
+  ~StoreImpl() override;
+
+  // What Create and Open share: limits, folder, buffers, read queue.
+  Status Prepare();
+  Status CreateEmpty();
+  Status Recover(const ManifestReference& manifest, std::span<const ManifestReference> kept);
+  void StartCompaction();
+
+  Status Read(std::span<const Key> keys, std::span<std::byte* const> rows,
+              std::span<std::uint8_t> found) override;
+  Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows) override;
+  Status Erase(std::span<const Key> keys) override;
+  Result<ManifestReference> Commit(std::uint64_t id) override;
+  Status Drop(std::uint64_t id) override;
+  Status ForEachRow(std::uint64_t buffer_bytes,
+                    const std::function<Status(const RowView&)>& visit) override;
+  Status Verify(std::vector<Finding>* findings) override;
+  Status CompactNow() override;
+  void SetKeepFree(std::uint64_t bytes) override {
+    keep_free_.store(bytes, std::memory_order_relaxed);  // A number; orders nothing.
+  }
+  StoreStats stats() const override;
+  std::uint64_t index_bytes() const override;
+  Status background_status() const override;
+
+ private:
+  struct Range;        // Of a read plan.
+  struct ReadPlan;     // One slice of a batch.
+  struct SortedKey;    // Of a write.
+  struct MergeSource;  // One input of a compaction.
+  struct Moved;        // One of its rows.
+  struct Compaction;   // One round.
+  struct Named {
+    ManifestReference reference;
+    std::vector<StoredFile*> files;  // Alive while named_by counts this manifest.
+  };
+
+  // --- shared, store_open.cc
+  Status CheckWritable() const TERRACE_EXCLUDES(mu_);
+  // Notes the first error after which nothing may be written; returns it.
+  Status Poison(const Status& cause) TERRACE_EXCLUDES(mu_);
+  std::string PathOf(std::uint64_t file_id) const;
+  // Space on disk: of the quota and of disk_bytes.
+  Status TakeSpace(std::uint64_t bytes, std::uint64_t keep_free);
+  void GiveSpace(std::uint64_t bytes);
+  std::uint32_t TakeSlot() TERRACE_REQUIRES(mu_);
+  void Register(const FilePtr& file, bool live) TERRACE_REQUIRES(mu_);
+  void Retire(StoredFile* file) TERRACE_REQUIRES(mu_);
+  // One more record of the file at `place` is stale; retires a live file without newest records.
+  void AddStale(Place place, bool was_deletion) TERRACE_REQUIRES(mu_);
+  // No manifest names the retired file and nobody reads it. REQUIRES: mu_ is held.
+  static bool IsGone(const FilePtr& file);
+  bool GoneToRemove() const TERRACE_REQUIRES(mu_);
+  // Removes retired files that nothing names or reads.
+  Status RemoveGone() TERRACE_EXCLUDES(mu_);
+  std::vector<FilePtr> LiveFiles() const TERRACE_REQUIRES(mu_);  // By id.
+  // Removes files that were written but never became part of the store, and gives their quota back.
+  void Abandon(const std::vector<FilePtr>& files);
+
+  // --- store_open.cc
+  Result<FilePtr> OpenFile(const Manifest::File& file);
+  Status BuildIndex(const std::vector<FilePtr>& files) TERRACE_EXCLUDES(mu_);
+  Status NameKept(std::span<const ManifestReference> kept, const Manifest& newest)
+      TERRACE_EXCLUDES(mu_);
+  Status RemoveStrays() TERRACE_EXCLUDES(mu_);
+
+  // --- store_read.cc
+  Status PlanRead(std::span<const Key> keys, std::span<std::uint8_t> found, ReadPlan* plan)
+      TERRACE_REQUIRES(read_mu_) TERRACE_EXCLUDES(mu_);
+  Status RunPlan(std::span<const Key> keys, std::span<std::byte* const> rows,
+                 std::span<std::uint8_t> found, ReadPlan* plan) TERRACE_REQUIRES(read_mu_);
+  Status RunRound(std::span<const Range> ranges, std::span<const Key> keys,
+                  std::span<std::byte* const> rows, std::span<std::uint8_t> found, ReadPlan* plan)
+      TERRACE_REQUIRES(read_mu_);
+
+  // --- store_commit.cc
+  Result<ManifestReference> PublishManifest(const Manifest& manifest,
+                                            const std::vector<FilePtr>& unsynced)
+      TERRACE_REQUIRES(commit_mu_) TERRACE_EXCLUDES(mu_);
+
+  // --- store_write.cc
+  Status WriteRecords(std::span<const Key> keys, std::span<const std::byte* const> rows)
+      TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
+  Status WriteFiles(std::span<const SortedKey> order, std::span<const Key> keys,
+                    std::span<const std::byte* const> rows, std::uint64_t version,
+                    std::vector<FilePtr>* files) TERRACE_REQUIRES(write_mu_);
+  Status ReserveUnderPressure(std::uint64_t bytes) TERRACE_REQUIRES(write_mu_);
+  // Makes room in the index for what a write adds, before the write takes effect.
+  Status ReserveIndex(std::span<const SortedKey> order, bool deletion) TERRACE_EXCLUDES(mu_);
+  void Publish(std::span<const SortedKey> order, const std::vector<FilePtr>& files, bool deletion)
+      TERRACE_EXCLUDES(mu_);
+  void PublishChunk(std::span<const std::uint64_t> hashes, std::span<const Place> places,
+                    bool deletion) TERRACE_REQUIRES(mu_);
+  FilePtr NewFile(std::unique_ptr<File> file, const ParameterFileInfo& info) const;
+
+  // --- store_compact.cc
+  void CompactLoop();
+  // `freeing_only`: only files whose removal gives their space back at once.
+  Status CompactRound(bool freeing_only, bool* compacted) TERRACE_REQUIRES(compact_mu_)
+      TERRACE_EXCLUDES(mu_);
+  Status CompactAll(bool freeing_only) TERRACE_EXCLUDES(mu_, compact_mu_);
+  void PickInputs(bool freeing_only, Compaction* round) TERRACE_REQUIRES(mu_);
+  bool CompactionDue() const TERRACE_REQUIRES(mu_);
+  double ReclaimableShare(const StoredFile& file) const TERRACE_REQUIRES(mu_);
+  Status FindNeededDeletions(Compaction* round) TERRACE_REQUIRES(compact_mu_);
+  // (hash, version) of each record, by the key section. Checks it.
+  Status WalkKeys(const StoredFile& file,
+                  const std::function<void(std::uint64_t, std::uint64_t)>& visit)
+      TERRACE_REQUIRES(compact_mu_);
+  Status MergeInputs(Compaction* round) TERRACE_REQUIRES(compact_mu_) TERRACE_EXCLUDES(mu_);
+  Status JudgeBuffered(Compaction* round, MergeSource* source) TERRACE_EXCLUDES(mu_);
+  Status EmitRow(Compaction* round, const MergeSource& source) TERRACE_REQUIRES(compact_mu_);
+  Status FinishOutput(Compaction* round) TERRACE_REQUIRES(compact_mu_);
+  void PublishCompaction(Compaction* round) TERRACE_EXCLUDES(mu_);
+  // Leads the index from the items' old places to the rows of `output` from first_row on (null: to
+  // nothing), where a write has not overtaken them.
+  void MoveBatch(std::span<const Moved> items, StoredFile* output, std::uint64_t first_row)
+      TERRACE_EXCLUDES(mu_);
+  void ReleaseInputs(Compaction* round) TERRACE_EXCLUDES(mu_);
+
+  // --- store_scan.cc
+  Status VerifyFile(const StoredFile& file, std::span<std::byte> record_buffer,
+                    std::span<std::byte> key_buffer, std::vector<Finding>* findings);
+  Status VerifyManifest(std::vector<Finding>* findings) TERRACE_EXCLUDES(mu_);
+
+  // Constant after construction.
+  FileSystem* const fs_;
+  Clock* const clock_;
+  DiskQuota* const quota_;  // Null for a reader.
+  const StoreOptions options_;
+  const RecordLayout layout_;
+  bool index_exact_ = true;
+  std::uint64_t rows_per_file_ = 0;
+  std::uint64_t read_bytes_limit_ = 0;     // Of one request.
+  std::uint64_t compact_input_bytes_ = 0;  // Of the compaction's buffer; the rest is for writing.
+
+  Mutex read_mu_;
+  HugeBuffer read_buffer_ TERRACE_GUARDED_BY(read_mu_);
+  std::unique_ptr<ReadQueue> read_queue_ TERRACE_GUARDED_BY(read_mu_);
+
+  Mutex write_mu_;
+  HugeBuffer write_buffer_ TERRACE_GUARDED_BY(write_mu_);
+
+  Mutex compact_mu_;
+  HugeBuffer compact_buffer_ TERRACE_GUARDED_BY(compact_mu_);
+
+  Mutex commit_mu_;
+
+  mutable Mutex mu_;
+  CondVar compaction_wanted_;
+  std::unique_ptr<RowIndex> index_ TERRACE_GUARDED_BY(mu_);
+  std::unique_ptr<RowIndex> deletions_ TERRACE_GUARDED_BY(mu_);  // Newest deletion records.
+  std::vector<FilePtr> slots_ TERRACE_GUARDED_BY(mu_);
+  std::vector<std::uint32_t> free_slots_ TERRACE_GUARDED_BY(mu_);
+  std::vector<FilePtr> retired_ TERRACE_GUARDED_BY(mu_);  // Not live; on disk still.
+  std::map<std::uint64_t, Named> manifests_ TERRACE_GUARDED_BY(mu_);
+  std::uint64_t last_manifest_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::uint64_t sequence_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::uint64_t next_file_id_ TERRACE_GUARDED_BY(mu_) = 1;
+  std::uint64_t files_gone_ TERRACE_GUARDED_BY(mu_) = 0;  // Retired since open.
+  Status poison_ TERRACE_GUARDED_BY(mu_);
+  Status background_ TERRACE_GUARDED_BY(mu_);
+  bool compaction_blocked_ TERRACE_GUARDED_BY(mu_) = false;  // By the quota, until something goes.
+  Thread compactor_;
+
+  // Relaxed atomics: counters for stats(), and a flag whose effect may come a little later.
+  std::atomic<bool> stopping_{false};
+  std::atomic<std::uint64_t> keep_free_{0};
+  std::atomic<std::uint64_t> disk_bytes_{0};
+  std::atomic<std::uint64_t> read_bytes_{0}, write_bytes_{0}, read_requests_{0};
+  std::atomic<std::uint64_t> rows_read_{0}, rows_written_{0}, rows_compacted_{0}, compactions_{0};
+  std::atomic<std::int64_t> read_nanos_{0}, write_nanos_{0}, compaction_nanos_{0};
+};
+
+// Counts from its construction to its destruction.
+class ScopedTimer {
+ public:
+  ScopedTimer(const Clock* clock, std::atomic<std::int64_t>* total)
+      : clock_(clock), total_(total), start_(clock->MonotonicNanos()) {}
+  ~ScopedTimer() {
+    total_->fetch_add(clock_->MonotonicNanos() - start_, std::memory_order_relaxed);
+  }
+  ScopedTimer(const ScopedTimer&) = delete;
+  ScopedTimer& operator=(const ScopedTimer&) = delete;
+
+ private:
+  const Clock* const clock_;
+  std::atomic<std::int64_t>* const total_;
+  const std::int64_t start_;
+};
+
+}  // namespace terrace

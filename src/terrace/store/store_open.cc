@@ -1,0 +1,522 @@
+#include <algorithm>
+#include <charconv>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "terrace/base/check.h"
+#include "terrace/base/sync_point.h"
+#include "terrace/store/key_index.h"
+#include "terrace/store/merge.h"
+#include "terrace/store/store_impl.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::string_view kFilePrefix = "rows-";
+constexpr std::string_view kManifestPrefix = "manifest-";
+// Of the buffers with which the key sections are merged, all together; at least two blocks a file.
+constexpr std::uint64_t kRecoveryBytes = std::uint64_t{16} << 20;
+constexpr std::size_t kIndexBatch = 4096;
+
+bool IsOurs(const std::string& name) {
+  return name.starts_with(kFilePrefix) || name.starts_with(kManifestPrefix);
+}
+
+// The id in "rows-<id>"; 0: no such name.
+std::uint64_t FileIdOf(std::string_view name) {
+  if (!name.starts_with(kFilePrefix)) return 0;
+  name.remove_prefix(kFilePrefix.size());
+  std::uint64_t id = 0;
+  std::from_chars(name.data(), name.data() + name.size(), id);
+  return id;
+}
+
+Status CheckOptions(const StoreOptions& options) {
+  if (options.directory.empty()) return InvalidArgumentError("a store needs a directory");
+  if (options.row_bytes == 0 || options.row_bytes > kMaxRowBytes) {
+    return InvalidArgumentError(
+        fmt::format("table '{}': rows of {} bytes; 1 to {} are possible, so choose a smaller "
+                    "table.dim",
+                    options.table, options.row_bytes, kMaxRowBytes));
+  }
+  if (!(options.stale_share > 0 && options.stale_share < 1)) {
+    return InvalidArgumentError(
+        fmt::format("ssd.stale_share is {}; it lies between 0 and 1", options.stale_share));
+  }
+  if (options.file_bytes == 0) return InvalidArgumentError("ssd.file_size is 0");
+  return OkStatus();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Store>> Store::Create(FileSystem* fs, Clock* clock, DiskQuota* quota,
+                                             const StoreOptions& options) {
+  TERRACE_CHECK(quota != nullptr && !options.read_only);
+  TERRACE_RETURN_IF_ERROR(CheckOptions(options));
+  auto store = std::make_unique<StoreImpl>(fs, clock, quota, options);
+  TERRACE_RETURN_IF_ERROR(store->Prepare());
+  TERRACE_RETURN_IF_ERROR(store->CreateEmpty());
+  store->StartCompaction();
+  return std::unique_ptr<Store>(std::move(store));
+}
+
+Result<std::unique_ptr<Store>> Store::Open(FileSystem* fs, Clock* clock, DiskQuota* quota,
+                                           const StoreOptions& options,
+                                           const ManifestReference& manifest,
+                                           std::span<const ManifestReference> kept) {
+  TERRACE_CHECK(quota != nullptr || options.read_only);
+  TERRACE_RETURN_IF_ERROR(CheckOptions(options));
+  auto store = std::make_unique<StoreImpl>(fs, clock, quota, options);
+  TERRACE_RETURN_IF_ERROR(store->Prepare());
+  if (Status status = store->Recover(manifest, kept); !status.ok()) {
+    return status.WithContext(
+        fmt::format("opening {} as of manifest {}", options.directory, manifest.id));
+  }
+  store->StartCompaction();
+  return std::unique_ptr<Store>(std::move(store));
+}
+
+StoreImpl::StoreImpl(FileSystem* fs, Clock* clock, DiskQuota* quota, const StoreOptions& options)
+    : fs_(fs),
+      clock_(clock),
+      quota_(options.read_only ? nullptr : quota),
+      options_(options),
+      layout_(RecordLayout::Of(options.table, options.shard, options.row_bytes)) {
+  const std::uint64_t wanted =
+      options.file_bytes / (std::uint64_t{layout_.record_bytes} + kKeyEntryBytes);
+  rows_per_file_ = std::clamp<std::uint64_t>(wanted, 1, kMaxRowsPerFile);
+  index_ = std::make_unique<KeyIndex>();
+  deletions_ = std::make_unique<KeyIndex>();
+  index_exact_ = index_->exact();
+}
+
+StoreImpl::~StoreImpl() {
+  {
+    MutexLock lock(&mu_);
+    stopping_.store(true, std::memory_order_relaxed);
+    compaction_wanted_.NotifyAll();
+  }
+  if (compactor_.joinable()) compactor_.Join();
+  // The files stay on disk; the next user of this quota counts what it finds there.
+  if (quota_ != nullptr) quota_->Release(disk_bytes_.load(std::memory_order_relaxed));
+}
+
+Status StoreImpl::Prepare() {
+  const std::uint64_t least = 4 * SectionCursor::LeastBuffer(layout_.record_bytes);
+  const std::uint64_t buffer_bytes =
+      AlignUp(std::max(options_.io_buffer_bytes, least), kBlockBytes);
+  // Several requests share the buffer, so that the disk has some at the same time.
+  read_bytes_limit_ = std::max<std::uint64_t>(
+      SectionCursor::LeastBuffer(layout_.record_bytes),
+      std::min<std::uint64_t>(std::uint64_t{1} << 20,
+                              buffer_bytes / 8 / kBlockBytes * kBlockBytes));
+  {
+    MutexLock lock(&read_mu_);
+    TERRACE_ASSIGN_OR_RETURN(read_buffer_, HugeBuffer::Allocate(buffer_bytes));
+    TERRACE_ASSIGN_OR_RETURN(read_queue_, fs_->NewReadQueue(options_.read_queue));
+  }
+  compact_input_bytes_ = buffer_bytes / 4 * 3 / kBlockBytes * kBlockBytes;
+  if (options_.read_only) return OkStatus();
+  {
+    MutexLock lock(&write_mu_);
+    TERRACE_ASSIGN_OR_RETURN(write_buffer_, HugeBuffer::Allocate(buffer_bytes));
+  }
+  {
+    MutexLock lock(&compact_mu_);
+    TERRACE_ASSIGN_OR_RETURN(compact_buffer_, HugeBuffer::Allocate(buffer_bytes));
+  }
+  return fs_->MakeDirectories(options_.directory);
+}
+
+Status StoreImpl::CreateEmpty() {
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, fs_->List(options_.directory));
+  for (const FileInfo& entry : entries) {
+    if (IsOurs(entry.name)) {
+      return InvalidArgumentError(
+          fmt::format("{} already holds rows ({}); a new store needs an empty folder",
+                      options_.directory, entry.name));
+    }
+  }
+  return OkStatus();
+}
+
+void StoreImpl::StartCompaction() {
+  if (options_.read_only || !options_.background_compaction) return;
+  compactor_ = Thread("compact", ThreadPriority::kYielding, [this] { CompactLoop(); });
+}
+
+std::string StoreImpl::PathOf(std::uint64_t file_id) const {
+  return JoinPath(options_.directory, ParameterFileName(file_id));
+}
+
+Status StoreImpl::CheckWritable() const {
+  TERRACE_CHECK(!options_.read_only);
+  MutexLock lock(&mu_);
+  if (!poison_.ok()) {
+    return poison_.WithContext(fmt::format(
+        "{} failed before and must be opened again from its last checkpoint", options_.directory));
+  }
+  return OkStatus();
+}
+
+Status StoreImpl::Poison(const Status& cause) {
+  MutexLock lock(&mu_);
+  if (poison_.ok()) poison_ = cause;
+  return cause;
+}
+
+Status StoreImpl::TakeSpace(std::uint64_t bytes, std::uint64_t keep_free) {
+  TERRACE_RETURN_IF_ERROR(quota_->Reserve(bytes, keep_free));
+  disk_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  return OkStatus();
+}
+
+void StoreImpl::GiveSpace(std::uint64_t bytes) {
+  disk_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+  quota_->Release(bytes);
+}
+
+std::uint32_t StoreImpl::TakeSlot() {
+  if (!free_slots_.empty()) {
+    const std::uint32_t slot = free_slots_.back();
+    free_slots_.pop_back();
+    return slot;
+  }
+  TERRACE_CHECK(slots_.size() < kMaxFileSlots);  // 16 million files: beyond any disk's directory.
+  slots_.push_back(nullptr);
+  return static_cast<std::uint32_t>(slots_.size() - 1);
+}
+
+void StoreImpl::Register(const FilePtr& file, bool live) {
+  file->slot = TakeSlot();
+  file->live = live;
+  file->live_deletions = 0;
+  slots_[file->slot] = file;
+  const std::uint64_t live_files = slots_.size() - free_slots_.size();
+  file->deletions_due = files_gone_ + std::max<std::uint64_t>(1, live_files / 2);
+}
+
+void StoreImpl::Retire(StoredFile* file) {
+  file->live = false;
+  ++files_gone_;
+  compaction_blocked_ = false;
+  retired_.push_back(slots_[file->slot]);
+  // The slot itself is free when nobody holds the file: a reader may have noted places in it.
+}
+
+void StoreImpl::AddStale(Place place, bool was_deletion) {
+  StoredFile* file = slots_[SlotOfPlace(place)].get();
+  ++file->stale;
+  if (was_deletion) --file->live_deletions;
+  TERRACE_DCHECK(file->stale <= file->info.rows);
+  if (file->stale == file->info.rows && file->live && !file->compacting) Retire(file);
+}
+
+std::vector<FilePtr> StoreImpl::LiveFiles() const {
+  std::vector<FilePtr> files;
+  for (const FilePtr& file : slots_) {
+    if (file != nullptr && file->live) files.push_back(file);
+  }
+  std::sort(files.begin(), files.end(),
+            [](const FilePtr& a, const FilePtr& b) { return a->info.id < b->info.id; });
+  return files;
+}
+
+bool StoreImpl::IsGone(const FilePtr& file) {
+  // The table and the list of retired files hold it; new holders come only through the table, under
+  // the lock, and only of files that are not retired: a count without others stays so.
+  const long own = file->slot == kMaxFileSlots ? 1 : 2;
+  return file->named_by == 0 && file.use_count() <= own;
+}
+
+Status StoreImpl::RemoveGone() {
+  if (options_.read_only) return OkStatus();
+  std::vector<FilePtr> gone;
+  {
+    MutexLock lock(&mu_);
+    std::size_t kept = 0;
+    for (FilePtr& file : retired_) {
+      if (!IsGone(file)) {
+        retired_[kept++] = std::move(file);
+        continue;
+      }
+      if (file->slot != kMaxFileSlots) {
+        slots_[file->slot].reset();
+        free_slots_.push_back(file->slot);
+        file->slot = kMaxFileSlots;
+      }
+      gone.push_back(std::move(file));
+    }
+    retired_.resize(kept);
+  }
+  Status first;
+  for (FilePtr& file : gone) {
+    SyncPoint::Hit("store.drop.before_remove");
+    file->file.reset();
+    const Status status = fs_->Remove(file->path);
+    if (!status.ok() && status.code() != StatusCode::kNotFound) {
+      if (first.ok()) first = status;
+      MutexLock lock(&mu_);
+      retired_.push_back(file);  // Still on the disk and in the quota.
+      continue;
+    }
+    GiveSpace(file->info.bytes);
+  }
+  return first;
+}
+
+void StoreImpl::Abandon(const std::vector<FilePtr>& files) {
+  for (const FilePtr& file : files) {
+    file->file.reset();
+    const Status status = fs_->Remove(file->path);
+    if (!status.ok() && status.code() != StatusCode::kNotFound) {
+      // It stays in the quota and is removed by the next open.
+      continue;
+    }
+    GiveSpace(file->info.bytes);
+  }
+}
+
+Result<FilePtr> StoreImpl::OpenFile(const Manifest::File& named) {
+  auto file = std::make_shared<StoredFile>();
+  file->path = PathOf(named.id);
+  TERRACE_ASSIGN_OR_RETURN(
+      file->file,
+      fs_->Open(file->path, options_.direct_io ? OpenMode::kReadDirect : OpenMode::kRead));
+  TERRACE_ASSIGN_OR_RETURN(file->info,
+                           ReadFooter(file->file.get(), named.bytes, named.id, layout_));
+  if (file->info.footer_checksum != named.footer_checksum || file->info.rows != named.rows) {
+    return CorruptionError(fmt::format("{}: is not the file that the manifest names", file->path));
+  }
+  file->seed = layout_.CheckSeed(named.id);
+  file->synced = true;
+  return file;
+}
+
+Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files) {
+  if (files.empty()) return OkStatus();
+  const std::uint64_t share =
+      std::clamp<std::uint64_t>(kRecoveryBytes / files.size() / kBlockBytes * kBlockBytes,
+                                2 * kBlockBytes, std::uint64_t{1} << 20);
+  TERRACE_ASSIGN_OR_RETURN(HugeBuffer buffer, HugeBuffer::Allocate(share * files.size()));
+  std::vector<SectionCursor> cursors;
+  std::vector<RunningChecksum> checksums(files.size());
+  cursors.reserve(files.size());
+  MergeHeap heap;
+  const auto entry_of = [&](std::uint32_t f) {
+    KeyEntry entry;
+    __builtin_memcpy(&entry, cursors[f].entry(cursors[f].index()), sizeof entry);
+    return entry;
+  };
+  for (std::uint32_t f = 0; f < files.size(); ++f) {
+    cursors.emplace_back(files[f]->file.get(), files[f]->info.keys_offset, kKeyEntryBytes,
+                         files[f]->info.rows, buffer.span().subspan(f * share, share));
+    cursors.back().set_checksum(&checksums[f]);
+    TERRACE_RETURN_IF_ERROR(cursors.back().Fill());
+    heap.Push(MixKey(entry_of(f).key), f);
+  }
+  std::vector<std::uint64_t> hashes[2];  // Of rows, of deletions.
+  std::vector<Place> places[2];
+  std::vector<Place> previous(kIndexBatch);
+  const auto flush = [&](int kind) -> Status {
+    MutexLock lock(&mu_);
+    RowIndex* index = kind == 0 ? index_.get() : deletions_.get();
+    TERRACE_RETURN_IF_ERROR(index->Reserve(hashes[kind]));
+    index->Set(hashes[kind], places[kind].data(), previous.data());
+    hashes[kind].clear();
+    places[kind].clear();
+    return OkStatus();
+  };
+  while (!heap.empty()) {
+    const std::uint64_t hash = heap.top().hash;
+    // All versions of one key come one after another; the newest has the greatest sequence, and of
+    // two copies the one in the younger file.
+    std::uint64_t best_version = 0;
+    std::uint32_t best_file = 0;
+    std::uint64_t best_row = 0;
+    bool first = true;
+    while (!heap.empty() && heap.top().hash == hash) {
+      const std::uint32_t f = heap.top().source;
+      const std::uint64_t version = entry_of(f).version;
+      if (first || SequenceOf(version) >= SequenceOf(best_version)) {
+        if (!first) ++files[best_file]->stale;
+        best_version = version;
+        best_file = f;
+        best_row = cursors[f].index();
+        first = false;
+      } else {
+        ++files[f]->stale;
+      }
+      cursors[f].Advance();
+      if (cursors[f].done()) {
+        heap.PopTop();
+        continue;
+      }
+      TERRACE_RETURN_IF_ERROR(cursors[f].Fill());
+      const std::uint64_t next = MixKey(entry_of(f).key);
+      if (next <= hash) {
+        return CorruptionError(fmt::format("{}: the keys at offset {} are out of order",
+                                           files[f]->path,
+                                           cursors[f].entry_offset(cursors[f].index())));
+      }
+      heap.ReplaceTop(next);
+    }
+    const int kind = IsDeletion(best_version) ? 1 : 0;
+    if (kind == 1) ++files[best_file]->live_deletions;
+    hashes[kind].push_back(hash);
+    places[kind].push_back(MakePlace(files[best_file]->slot, best_row));
+    if (hashes[kind].size() == kIndexBatch) TERRACE_RETURN_IF_ERROR(flush(kind));
+  }
+  for (int kind : {0, 1}) TERRACE_RETURN_IF_ERROR(flush(kind));
+  for (std::uint32_t f = 0; f < files.size(); ++f) {
+    read_bytes_.fetch_add(cursors[f].bytes_read(), std::memory_order_relaxed);
+    if (checksums[f].Digest() != files[f]->info.keys_checksum) {
+      return CorruptionError(fmt::format("{}: the key section at offset {} fails its checksum",
+                                         files[f]->path, files[f]->info.keys_offset));
+    }
+  }
+  return OkStatus();
+}
+
+Status StoreImpl::NameKept(std::span<const ManifestReference> kept, const Manifest& newest) {
+  for (const ManifestReference& reference : kept) {
+    if (reference.id == newest.id) continue;
+    TERRACE_ASSIGN_OR_RETURN(
+        const Manifest manifest,
+        ReadManifest(fs_, options_.directory, reference.id, reference.digest, layout_));
+    MutexLock lock(&mu_);
+    std::unordered_map<std::uint64_t, StoredFile*> known;
+    for (const FilePtr& file : slots_) {
+      if (file != nullptr) known[file->info.id] = file.get();
+    }
+    for (const FilePtr& file : retired_) known[file->info.id] = file.get();
+    Named named{reference, {}};
+    for (const Manifest::File& entry : manifest.files) {
+      StoredFile*& file = known[entry.id];
+      if (file == nullptr) {
+        auto only_named = std::make_shared<StoredFile>();
+        only_named->info.id = entry.id;
+        only_named->info.bytes = entry.bytes;
+        only_named->info.rows = entry.rows;
+        only_named->path = PathOf(entry.id);
+        file = only_named.get();
+        retired_.push_back(std::move(only_named));
+      }
+      ++file->named_by;
+      named.files.push_back(file);
+    }
+    manifests_[reference.id] = std::move(named);
+    last_manifest_ = std::max(last_manifest_, reference.id);
+    next_file_id_ = std::max(next_file_id_, manifest.next_file_id);
+  }
+  return OkStatus();
+}
+
+Status StoreImpl::RemoveStrays() {
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, fs_->List(options_.directory));
+  std::set<std::string> wanted;
+  std::uint64_t bytes = 0;
+  {
+    MutexLock lock(&mu_);
+    const auto want = [&](const FilePtr& file) {
+      if (file == nullptr) return;
+      wanted.insert(ParameterFileName(file->info.id));
+      bytes += file->info.bytes;
+    };
+    for (const FilePtr& file : slots_) want(file);
+    for (const FilePtr& file : retired_) want(file);
+    for (const auto& [id, named] : manifests_) {
+      wanted.insert(ManifestFileName(id));
+      bytes += AlignUp(named.reference.digest.size, kBlockBytes);
+    }
+    // Never the id of a file that was there: a reader could take one for the other.
+    for (const FileInfo& entry : entries) {
+      next_file_id_ = std::max(next_file_id_, FileIdOf(entry.name) + 1);
+    }
+  }
+  for (const FileInfo& entry : entries) {
+    if (entry.is_directory || !IsOurs(entry.name) || wanted.contains(entry.name)) continue;
+    SyncPoint::Hit("store.open.before_remove");
+    TERRACE_RETURN_IF_ERROR(fs_->Remove(JoinPath(options_.directory, entry.name)));
+  }
+  return TakeSpace(bytes, 0);
+}
+
+Status StoreImpl::Recover(const ManifestReference& reference,
+                          std::span<const ManifestReference> kept) {
+  TERRACE_ASSIGN_OR_RETURN(
+      const Manifest manifest,
+      ReadManifest(fs_, options_.directory, reference.id, reference.digest, layout_));
+  std::vector<FilePtr> files;
+  Named named{reference, {}};
+  for (const Manifest::File& entry : manifest.files) {
+    TERRACE_ASSIGN_OR_RETURN(FilePtr file, OpenFile(entry));
+    named.files.push_back(file.get());
+    files.push_back(std::move(file));
+  }
+  {
+    MutexLock lock(&mu_);
+    for (const FilePtr& file : files) {
+      Register(file, /*live=*/true);
+      file->named_by = 1;
+    }
+    manifests_[reference.id] = std::move(named);
+    last_manifest_ = reference.id;
+    sequence_ = manifest.sequence;
+    next_file_id_ = manifest.next_file_id;
+  }
+  TERRACE_RETURN_IF_ERROR(BuildIndex(files));
+  if (options_.read_only) {
+    std::uint64_t bytes = AlignUp(reference.digest.size, kBlockBytes);
+    for (const FilePtr& file : files) bytes += file->info.bytes;
+    disk_bytes_.store(bytes, std::memory_order_relaxed);
+    return OkStatus();
+  }
+  TERRACE_RETURN_IF_ERROR(NameKept(kept, manifest));
+  TERRACE_RETURN_IF_ERROR(RemoveStrays());
+  MutexLock lock(&mu_);
+  for (const FilePtr& file : files) {
+    if (file->stale == file->info.rows) Retire(file.get());
+  }
+  return OkStatus();
+}
+
+Status StoreImpl::background_status() const {
+  MutexLock lock(&mu_);
+  return background_;
+}
+
+std::uint64_t StoreImpl::index_bytes() const {
+  MutexLock lock(&mu_);
+  return index_->bytes() + deletions_->bytes();
+}
+
+StoreStats StoreImpl::stats() const {
+  StoreStats stats;
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  stats.read_bytes = read_bytes_.load(kRelaxed);
+  stats.write_bytes = write_bytes_.load(kRelaxed);
+  stats.read_requests = read_requests_.load(kRelaxed);
+  stats.rows_read = rows_read_.load(kRelaxed);
+  stats.rows_written = rows_written_.load(kRelaxed);
+  stats.rows_compacted = rows_compacted_.load(kRelaxed);
+  stats.compactions = compactions_.load(kRelaxed);
+  stats.read_seconds = static_cast<double>(read_nanos_.load(kRelaxed)) * 1e-9;
+  stats.write_seconds = static_cast<double>(write_nanos_.load(kRelaxed)) * 1e-9;
+  stats.compaction_seconds = static_cast<double>(compaction_nanos_.load(kRelaxed)) * 1e-9;
+  stats.disk_bytes = disk_bytes_.load(kRelaxed);
+  MutexLock lock(&mu_);
+  stats.live_rows = index_->size();
+  stats.live_bytes = stats.live_rows * layout_.record_bytes;
+  stats.index_bytes = index_->bytes() + deletions_->bytes();
+  for (const FilePtr& file : slots_) stats.files += file != nullptr && file->live ? 1 : 0;
+  for (const FilePtr& file : retired_) {
+    if (file->named_by > 0) stats.checkpoint_only_bytes += file->info.bytes;
+  }
+  return stats;
+}
+
+}  // namespace terrace

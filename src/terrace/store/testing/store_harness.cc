@@ -1,0 +1,170 @@
+#include "terrace/store/testing/store_harness.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace terrace {
+
+std::vector<std::byte> TestRow(Key key, std::uint64_t generation, std::uint32_t row_bytes) {
+  std::vector<std::byte> row(row_bytes);
+  for (std::uint32_t i = 0; i < row_bytes; ++i) {
+    row[i] =
+        static_cast<std::byte>(HashCombine(HashCombine(key, generation), i / 8) >> (8 * (i % 8)));
+  }
+  return row;
+}
+
+StoreHarness::StoreHarness(FileSystem* fs, std::uint64_t quota_bytes, StoreOptions options)
+    : fs_(fs), quota_(quota_bytes), options_(std::move(options)) {}
+
+StoreOptions StoreHarness::TinyOptions() {
+  StoreOptions options;
+  options.directory = "/run/rows/ads/shard-0";
+  options.table = "ads";
+  options.row_bytes = 20;
+  options.file_bytes = 64 * 30;
+  options.io_buffer_bytes = 64 << 10;
+  options.merge_gap_bytes = 4096;
+  options.background_compaction = false;
+  return options;
+}
+
+Status StoreHarness::Create() {
+  TERRACE_ASSIGN_OR_RETURN(store_, Store::Create(fs_, Clock::Real(), &quota_, options_));
+  return OkStatus();
+}
+
+void StoreHarness::ForgetAfter(std::uint64_t id) {
+  snapshots_.erase(snapshots_.upper_bound(id), snapshots_.end());
+  manifests_.erase(manifests_.upper_bound(id), manifests_.end());
+}
+
+Status StoreHarness::Reopen(std::uint64_t id) {
+  store_.reset();
+  ForgetAfter(id);
+  std::vector<ManifestReference> kept;
+  for (const auto& [other, reference] : manifests_) kept.push_back(reference);
+  TERRACE_ASSIGN_OR_RETURN(
+      store_, Store::Open(fs_, Clock::Real(), &quota_, options_, manifests_.at(id), kept));
+  model_ = snapshots_.at(id);
+  return OkStatus();
+}
+
+Status StoreHarness::Write(const std::vector<Key>& keys) {
+  ++generation_;
+  RowMap written;
+  std::vector<const std::byte*> rows;
+  for (Key key : keys) {
+    written[key] = TestRow(key, generation_, options_.row_bytes);
+    rows.push_back(written[key].data());
+  }
+  TERRACE_RETURN_IF_ERROR(store_->Write(keys, rows));
+  for (auto& [key, row] : written) model_[key] = std::move(row);
+  return OkStatus();
+}
+
+Status StoreHarness::Erase(const std::vector<Key>& keys) {
+  TERRACE_RETURN_IF_ERROR(store_->Erase(keys));
+  for (Key key : keys) model_.erase(key);
+  return OkStatus();
+}
+
+Status StoreHarness::Commit() {
+  const std::uint64_t id = next_manifest_++;
+  TERRACE_ASSIGN_OR_RETURN(manifests_[id], [&]() -> Result<ManifestReference> {
+    Result<ManifestReference> reference = store_->Commit(id);
+    if (!reference.ok()) manifests_.erase(id);
+    return reference;
+  }());
+  snapshots_[id] = model_;
+  return OkStatus();
+}
+
+Status StoreHarness::Drop(std::uint64_t id) {
+  manifests_.erase(id);
+  snapshots_.erase(id);
+  return store_->Drop(id);
+}
+
+Status StoreHarness::CheckRead(const std::vector<Key>& keys) {
+  std::vector<std::byte> memory(keys.size() * options_.row_bytes, std::byte{0xee});
+  std::vector<std::byte*> rows;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    rows.push_back(memory.data() + i * options_.row_bytes);
+  }
+  std::vector<std::uint8_t> found(keys.size(), 2);
+  const Status status = store_->Read(keys, rows, found);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const auto expected = model_.find(keys[i]);
+    const bool handed_out = found[i] == 1;
+    if (handed_out && (expected == model_.end() ||
+                       !std::equal(expected->second.begin(), expected->second.end(), rows[i]))) {
+      return InternalError(fmt::format("key {:#x} reads as a row that it never had", keys[i]));
+    }
+    if (status.ok() && !handed_out && expected != model_.end()) {
+      return InternalError(fmt::format("key {:#x} is lost", keys[i]));
+    }
+    if (status.ok() && !handed_out && rows[i][0] != std::byte{0xee}) {
+      return InternalError(fmt::format("absent key {:#x} was given bytes", keys[i]));
+    }
+  }
+  return status;
+}
+
+Status StoreHarness::CheckWalk() {
+  auto wanted = model_.size();
+  std::uint64_t previous = 0;
+  bool first = true;
+  TERRACE_RETURN_IF_ERROR(store_->ForEachRow(1 << 20, [&](const RowView& view) -> Status {
+    const std::uint64_t hash = MixKey(view.key);
+    if (!first && hash <= previous) return InternalError("the walk is out of order");
+    first = false;
+    previous = hash;
+    const auto expected = model_.find(view.key);
+    if (expected == model_.end() || wanted == 0) {
+      return InternalError(fmt::format("the walk finds key {:#x}, which is not there", view.key));
+    }
+    --wanted;
+    if (!std::equal(expected->second.begin(), expected->second.end(), view.row.begin(),
+                    view.row.end())) {
+      return InternalError(fmt::format("the walk finds another row of key {:#x}", view.key));
+    }
+    return OkStatus();
+  }));
+  if (wanted != 0) return InternalError(fmt::format("the walk misses {} rows", wanted));
+  return OkStatus();
+}
+
+Status StoreHarness::CheckAll() {
+  std::vector<Key> keys;
+  for (std::uint64_t i = 0; i < key_range; ++i) keys.push_back(KeyAt(i));
+  TERRACE_RETURN_IF_ERROR(CheckRead(keys));
+  TERRACE_RETURN_IF_ERROR(CheckWalk());
+  std::vector<Finding> findings;
+  TERRACE_RETURN_IF_ERROR(store_->Verify(&findings));
+  if (!findings.empty()) {
+    return InternalError(fmt::format("verification finds {} offset {}: {}", findings[0].file,
+                                     findings[0].offset, findings[0].what));
+  }
+  const StoreStats stats = store_->stats();
+  if (stats.live_rows != model_.size()) {
+    return InternalError(
+        fmt::format("the store counts {} rows, not {}", stats.live_rows, model_.size()));
+  }
+  return OkStatus();
+}
+
+std::vector<Key> StoreHarness::RandomKeys(Rng* rng, std::size_t most) const {
+  std::set<Key> keys;
+  const std::size_t n = 1 + rng->Below(most);
+  while (keys.size() < n) keys.insert(KeyAt(rng->Below(key_range)));
+  std::vector<Key> shuffled(keys.begin(), keys.end());
+  for (std::size_t i = shuffled.size(); i > 1; --i)
+    std::swap(shuffled[i - 1], shuffled[rng->Below(i)]);
+  return shuffled;
+}
+
+}  // namespace terrace
