@@ -495,7 +495,10 @@ std::string JobReferenceText() {
   std::string text = "Keys of a job file (docs/job-file.md says more):\n\n";
   for (const KeyRow& row : ReferenceRows()) {
     text += fmt::format("{}\n    {}{}\n    {}\n", row.path, row.type,
-                        row.value.empty() ? "" : fmt::format("; default {}", row.value), row.doc);
+                        row.value.empty()         ? ""
+                        : row.value == "required" ? "; required"
+                                                  : fmt::format("; default {}", row.value),
+                        row.doc);
   }
   return text;
 }
@@ -516,9 +519,12 @@ std::string JobReferenceMarkdown() {
       text += fmt::format("\n### {}\n\n| key | type | default | meaning |\n|---|---|---|---|\n",
                           section.empty() ? "The run" : section);
     }
-    text +=
-        fmt::format("| `{}` | {} | {} | {} |\n", row.path, cell(row.type),
-                    row.value.empty() ? "" : fmt::format("`{}`", cell(row.value)), cell(row.doc));
+    text += fmt::format(
+        "| `{}` | {} | {} | {} |\n", row.path, cell(row.type),
+        row.value.empty() || row.value.find(' ') != std::string::npos || row.value == "required"
+            ? row.value
+            : fmt::format("`{}`", cell(row.value)),
+        cell(row.doc));
   }
   return text;
 }

@@ -524,9 +524,8 @@ void AddData(Builder* b) {
               "Files and globs to evaluate on; they train nothing."),
           "format criteo", criteo);
   b->Whole("data.epochs", field(&DataOptions::epochs), 1, 1'000'000, "Passes over the examples.");
-  b->Whole("data.seed", field(&DataOptions::seed), 0, kMax64,
-           "Of shuffling and of the generated log.")
-      .default_note = "as seed";
+  b->Whole("data.seed", field(&DataOptions::seed), 0, kMax64, "Of shuffling.").default_note =
+      "as seed";
   b->Word("data.shuffle", field(&DataOptions::shuffle), {"none", "files", "examples"},
           "Order of an epoch, seeded by (data.seed, epoch): as given, files in random order, or "
           "examples within windows too.");
@@ -559,10 +558,13 @@ void AddData(Builder* b) {
   OnlyFor(b->Whole("data.cardinality", field(&DataOptions::cardinality), 1, 1'000'000'000'000,
                    "Categories of a slot."),
           "format synthetic", synthetic);
-  OnlyFor(b->Number("data.zipf", field(&DataOptions::zipf), {0, 10},
+  OnlyFor(b->Whole("data.log_seed", field(&DataOptions::log_seed), 0, kMax64,
+                   "Of the generated log itself."),
+          "format synthetic", synthetic);
+  OnlyFor(b->Number("data.zipf", field(&DataOptions::zipf), {0, 4},
                     "Exponent of the categories' power law; 0: all alike."),
           "format synthetic", synthetic);
-  OnlyFor(b->Whole("data.slots", field(&DataOptions::categorical_slots), 1, 1024,
+  OnlyFor(b->Whole("data.slots", field(&DataOptions::categorical_slots), 1, 256,
                    "Categorical slots of the log."),
           "format synthetic", synthetic);
 }

@@ -1,0 +1,75 @@
+#include "terrace/cli/commands.h"
+
+#include <cstdio>
+
+#include <fmt/format.h>
+
+#include "terrace/base/log.h"
+#include "terrace/base/units.h"
+#include "terrace/train/evaluator.h"
+#include "terrace/train/job.h"
+#include "terrace/train/summary.h"
+#include "terrace/train/trainer.h"
+
+namespace terrace {
+
+int ReportFailure(const Status& status) {
+  LogText(LogLevel::kError, status.message());
+  const bool wrong =
+      status.code() == StatusCode::kInvalidArgument || status.code() == StatusCode::kNotFound;
+  return wrong ? kExitWrong : kExitFailed;
+}
+
+int PrintResult(const std::string& text) {
+  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  if (written && std::fflush(stdout) == 0) return kExitDone;
+  LogText(LogLevel::kError, "the result cannot be written to standard output");
+  return kExitFailed;
+}
+
+int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
+                 const std::atomic<int>* stop_signals) {
+  Result<Job> job = ReadJob(fs, arguments.job, arguments.overrides);
+  if (!job.ok()) {
+    LogText(LogLevel::kError, job.status().message());
+    return kExitWrong;
+  }
+  for (const std::string& name : arguments.accept) job->resume.accept.push_back(name);
+  const RunMode mode = arguments.resume      ? RunMode::kResume
+                       : arguments.overwrite ? RunMode::kOverwrite
+                                             : RunMode::kNew;
+  Result<TrainOutcome> outcome = TrainJob(fs, *job, mode, stop_signals);
+  SetProgressLine("");
+  if (!outcome.ok()) {
+    LogText(LogLevel::kError, outcome.status().message());
+    // A file that is missing before the run begins is an argument that is wrong; later, a failure.
+    return outcome.status().code() == StatusCode::kInvalidArgument ? kExitWrong : kExitFailed;
+  }
+  if (outcome->already_finished) {
+    LogText(LogLevel::kInfo, fmt::format("'{}' is finished: nothing is left to do", job->output));
+    return kExitDone;
+  }
+  const int printed = PrintResult(SummaryTable(outcome->summary, job->output));
+  if (!outcome->interrupted) return printed;
+  LogText(LogLevel::kInfo,
+          fmt::format("interrupted after a checkpoint; go on with: terrace train {} --resume",
+                      arguments.job));
+  return kExitInterrupted;
+}
+
+int EvaluateCommand(FileSystem* fs, const EvaluateArguments& arguments) {
+  Result<ClickMetricsResult> result = EvaluateRun(fs, arguments.run, arguments.data);
+  SetProgressLine("");
+  if (!result.ok()) return ReportFailure(result.status());
+  return PrintResult(arguments.json ? ResultToJson(*result) + "\n" : ResultTable(*result));
+}
+
+int PredictCommand(FileSystem* fs, const PredictArguments& arguments) {
+  const Status status = PredictRun(fs, arguments.run, arguments.data, arguments.output);
+  SetProgressLine("");
+  if (!status.ok()) return ReportFailure(status);
+  LogText(LogLevel::kInfo, fmt::format("wrote {}", arguments.output));
+  return kExitDone;
+}
+
+}  // namespace terrace

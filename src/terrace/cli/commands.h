@@ -1,0 +1,75 @@
+// The commands of the program, each from its options to its exit code. Results go to standard
+// output, everything else to the log. Threads: the main thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "terrace/base/status.h"
+#include "terrace/io/file_system.h"
+
+namespace terrace {
+
+inline constexpr int kExitDone = 0;
+inline constexpr int kExitFailed = 1;
+inline constexpr int kExitWrong = 2;  // The arguments, or the job file.
+inline constexpr int kExitInterrupted = 130;
+
+struct TrainArguments {
+  std::string job;
+  std::vector<std::string> overrides;
+  std::vector<std::string> accept;
+  bool resume = false;
+  bool overwrite = false;
+};
+int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
+                 const std::atomic<int>* stop_signals);
+
+struct EvaluateArguments {
+  std::string run;
+  std::vector<std::string> data;
+  bool json = false;
+};
+int EvaluateCommand(FileSystem* fs, const EvaluateArguments& arguments);
+
+struct PredictArguments {
+  std::string run;
+  std::vector<std::string> data;
+  std::string output;
+};
+int PredictCommand(FileSystem* fs, const PredictArguments& arguments);
+
+struct InspectArguments {
+  std::string run;
+  bool digest = false;
+  bool verify = false;
+  bool json = false;
+  bool dense = false;
+  bool initial = false;
+  std::vector<std::string> keys;  // Decimal, or hexadecimal after 0x.
+};
+int InspectCommand(FileSystem* fs, const InspectArguments& arguments);
+
+struct GenerateArguments {
+  std::uint64_t rows = 0;
+  std::string output;
+  std::uint64_t seed = 1;
+  std::uint64_t first_row = 0;
+  std::uint64_t cardinality = 1'000'000;
+  double zipf = 1.05;
+  std::uint32_t slots = 26;
+  double click_rate = 0.25;
+  double signal = 1.2;
+  bool json = false;
+};
+int GenerateCommand(FileSystem* fs, const GenerateArguments& arguments,
+                    const std::atomic<int>* stop_signals);
+
+// Logs the error and says which exit code it is, for commands that only read.
+int ReportFailure(const Status& status);
+// Writes to standard output; kExitFailed when that cannot be written.
+int PrintResult(const std::string& text);
+
+}  // namespace terrace

@@ -1,0 +1,95 @@
+// terrace generate: a click log, and what an oracle that knows its probabilities would score on it.
+#include <cmath>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "terrace/base/clock.h"
+#include "terrace/base/log.h"
+#include "terrace/base/units.h"
+#include "terrace/cli/commands.h"
+#include "terrace/data/click_log_generator.h"
+#include "terrace/model/metrics.h"
+#include "terrace/train/summary.h"
+
+namespace terrace {
+namespace {
+
+// Adds true probabilities, as if a model had predicted them.
+class Oracle {
+ public:
+  void Add(std::span<const double> probability, std::span<const float> label) {
+    logit_.resize(label.size());
+    rounded_.resize(label.size());
+    double logloss = 0;
+    for (std::size_t i = 0; i < label.size(); ++i) {
+      const double p = probability[i];
+      logit_[i] = static_cast<float>(std::log(p) - std::log1p(-p));
+      rounded_[i] = static_cast<float>(p);
+      logloss -= label[i] > 0.5f ? std::log(p) : std::log1p(-p);
+    }
+    metrics_.Add(logit_.data(), rounded_.data(), label.data(), nullptr, label.size(), logloss);
+  }
+  ClickMetricsResult Compute() const { return metrics_.Compute(); }
+
+ private:
+  ClickMetrics metrics_;
+  std::vector<float> logit_;
+  std::vector<float> rounded_;
+};
+
+}  // namespace
+
+int GenerateCommand(FileSystem* fs, const GenerateArguments& arguments,
+                    const std::atomic<int>* stop_signals) {
+  ClickLogSpec spec;
+  spec.seed = arguments.seed;
+  spec.cardinality = arguments.cardinality;
+  spec.zipf = arguments.zipf;
+  spec.categorical_slots = arguments.slots;
+  spec.click_rate = arguments.click_rate;
+  spec.signal = arguments.signal;
+  Oracle oracle;
+  WriteClickLogOptions options;
+  options.first_row = arguments.first_row;
+  options.oracle = [&oracle](std::span<const double> probability, std::span<const float> label) {
+    oracle.Add(probability, label);
+  };
+  // A line a second is enough for a person.
+  constexpr double kProgressSeconds = 1;
+  const double start = Clock::Real()->MonotonicSeconds();
+  double last = start;
+  options.keep_going = [&](std::uint64_t rows) {
+    const double now = Clock::Real()->MonotonicSeconds();
+    if (now - last >= kProgressSeconds) {
+      last = now;
+      SetProgressLine(
+          fmt::format("{} of {} lines", FormatCount(rows), FormatCount(arguments.rows)));
+    }
+    return stop_signals->load(std::memory_order_relaxed) == 0;  // A count that orders nothing.
+  };
+  const Status status = WriteClickLog(fs, spec, arguments.rows, arguments.output, options);
+  SetProgressLine("");
+  if (!status.ok()) {
+    if (stop_signals->load(std::memory_order_relaxed) == 0) return ReportFailure(status);
+    LogText(LogLevel::kInfo, "interrupted; nothing was written");
+    return kExitInterrupted;
+  }
+  const double seconds = Clock::Real()->MonotonicSeconds() - start;
+  LogText(LogLevel::kInfo, fmt::format("wrote {} lines to {} in {}", FormatCount(arguments.rows),
+                                       arguments.output, FormatDuration(seconds)));
+  const ClickMetricsResult result = oracle.Compute();
+  if (arguments.json) {
+    const nlohmann::ordered_json object = {
+        {"rows", arguments.rows},
+        {"output", arguments.output},
+        {"oracle", nlohmann::ordered_json::parse(ResultToJson(result))}};
+    return PrintResult(
+        object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+  }
+  return PrintResult("An oracle that knows the true probabilities scores on it\n" +
+                     ResultTable(result));
+}
+
+}  // namespace terrace

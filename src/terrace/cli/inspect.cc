@@ -1,0 +1,341 @@
+// terrace inspect: a run's newest checkpoint as a person, a script or a test asks for it.
+#include <charconv>
+#include <cstring>
+#include <map>
+#include <optional>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "terrace/base/log.h"
+#include "terrace/base/units.h"
+#include "terrace/cli/commands.h"
+#include "terrace/data/example_source.h"
+#include "terrace/model/network.h"
+#include "terrace/train/run_reader.h"
+
+namespace terrace {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string Dump(const Json& object, int indent) {
+  return object.dump(indent, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Result<Key> ParseKey(const std::string& text) {
+  const bool hexadecimal = text.starts_with("0x") || text.starts_with("0X");
+  const char* begin = text.data() + (hexadecimal ? 2 : 0);
+  const char* end = text.data() + text.size();
+  Key key = 0;
+  auto [rest, error] = std::from_chars(begin, end, key, hexadecimal ? 16 : 10);
+  if (error == std::errc() && rest == end) return key;
+  return InvalidArgumentError(
+      fmt::format("--key '{}' is no key: a decimal number below 2^64, or 0x and digits", text));
+}
+
+// The fields of one row, by name.
+Json FieldsJson(const std::vector<RowField>& fields, std::span<const std::byte> row) {
+  Json object = Json::object();
+  for (const RowField& field : fields) {
+    Json values = Json::array();
+    const std::size_t width = field.type == StorageType::kUint64 ? 8 : 4;
+    for (std::uint32_t i = 0; i < field.count; ++i) {
+      const std::byte* at = row.data() + field.offset + i * width;
+      if (field.type == StorageType::kUint64) {
+        std::uint64_t value = 0;
+        std::memcpy(&value, at, sizeof(value));
+        values.push_back(value);
+      } else {
+        float value = 0;
+        std::memcpy(&value, at, sizeof(value));
+        values.push_back(value);
+      }
+    }
+    object[field.name] = field.count == 1 ? values[0] : values;
+  }
+  return object;
+}
+
+// Fields beyond the row would be read from foreign memory.
+Status CheckFields(const std::vector<RowField>& fields, std::size_t row_bytes) {
+  for (const RowField& field : fields) {
+    const std::uint64_t width = field.type == StorageType::kUint64 ? 8 : 4;
+    if (field.offset + field.count * width > row_bytes) {
+      return CorruptionError(fmt::format("field '{}' ends beyond the row", field.name));
+    }
+  }
+  return OkStatus();
+}
+
+// The rows of `keys` in the stores of the checkpoint.
+Status ReadRows(RunReader* reader, const std::vector<Key>& keys, Json* rows) {
+  for (const Checkpoint::StoreManifest& manifest : reader->checkpoint().stores) {
+    TERRACE_ASSIGN_OR_RETURN(const std::vector<RowField> fields,
+                             FieldsOfSchemaText(manifest.schema));
+    TERRACE_RETURN_IF_ERROR(CheckFields(fields, manifest.row_bytes));
+    TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<Store> store, reader->OpenStore(manifest));
+    for (const Key key : keys) {
+      std::vector<std::byte> row(manifest.row_bytes);
+      std::byte* const at = row.data();
+      std::uint8_t found = 0;
+      TERRACE_RETURN_IF_ERROR(store->Read({&key, 1}, {&at, 1}, {&found, 1}));
+      if (found == 0) continue;
+      rows->push_back({{"table", manifest.table},
+                       {"shard", manifest.shard},
+                       {"key", key},
+                       {"fields", FieldsJson(fields, row)}});
+    }
+  }
+  return OkStatus();
+}
+
+Result<ModelPlan> PlanOf(FileSystem* fs, const Job& job) {
+  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<ExampleSource> source,
+                           OpenSource(fs, job.train_data));
+  return MakeModelPlan(job, source->schema());
+}
+
+// The rows of `keys` as every table would create them.
+Status InitialRows(FileSystem* fs, RunReader* reader, const std::vector<Key>& keys, Json* rows) {
+  TERRACE_ASSIGN_OR_RETURN(const ModelPlan plan, PlanOf(fs, reader->job()));
+  for (const TablePlan& table : plan.tables) {
+    const std::vector<RowField> fields(table.schema.fields().begin(), table.schema.fields().end());
+    for (const Key key : keys) {
+      std::vector<std::byte> row(table.schema.row_bytes());
+      table.schema.InitializeRow(reader->job().seed, key, row.data());
+      rows->push_back(
+          {{"table", table.schema.table()}, {"key", key}, {"fields", FieldsJson(fields, row)}});
+    }
+  }
+  return OkStatus();
+}
+
+// The dense state, and where its parameters lie in each of its buffers.
+Result<Json> DenseJson(FileSystem* fs, RunReader* reader, bool initial) {
+  TERRACE_ASSIGN_OR_RETURN(const ModelPlan plan, PlanOf(fs, reader->job()));
+  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<Network> network,
+                           CreateNetwork(plan.network, plan.inputs, reader->job().seed));
+  DenseState state = network->Save();
+  if (!initial) {
+    TERRACE_ASSIGN_OR_RETURN(state, reader->folder()->ReadDense(reader->checkpoint()));
+  }
+  Json parameters = Json::array();
+  for (const ParameterInfo& parameter : network->parameters()) {
+    Json entry = {{"name", parameter.name}, {"shape", parameter.shape}};
+    for (std::size_t i = 0; i < state.names.size(); ++i) {
+      const std::vector<float>& buffer = state.buffers[i];
+      if (parameter.offset + parameter.size > buffer.size()) {
+        return CorruptionError(fmt::format("parameter '{}' ends beyond the dense state's '{}'",
+                                           parameter.name, state.names[i]));
+      }
+      entry[state.names[i]] = std::vector<float>(
+          buffer.begin() + static_cast<std::ptrdiff_t>(parameter.offset),
+          buffer.begin() + static_cast<std::ptrdiff_t>(parameter.offset + parameter.size));
+    }
+    parameters.push_back(std::move(entry));
+  }
+  return Json{{"steps", state.steps}, {"parameters", parameters}};
+}
+
+// Everything wrong with the newest checkpoint's files and with the other checkpoints' own.
+Status VerifyRun(RunReader* reader, std::vector<Finding>* findings) {
+  for (const Checkpoint::StoreManifest& manifest : reader->checkpoint().stores) {
+    Result<std::unique_ptr<Store>> store = reader->OpenStore(manifest);
+    if (!store.ok()) {
+      findings->push_back({manifest.directory, 0, store.status().message()});
+      continue;
+    }
+    TERRACE_RETURN_IF_ERROR((*store)->Verify(findings));
+  }
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids,
+                           reader->folder()->ListCheckpoints());
+  for (const std::uint64_t id : ids) {
+    Result<Checkpoint> checkpoint = reader->folder()->ReadCheckpoint(id);
+    if (!checkpoint.ok()) continue;  // Dropped by a trainer since the list.
+    const Status dense = reader->folder()->ReadDense(*checkpoint).status();
+    const bool dropped = dense.code() == StatusCode::kNotFound && id != reader->checkpoint().id;
+    if (!dense.ok() && !dropped) {
+      findings->push_back({fmt::format("dense-{:08}", id), 0, dense.message()});
+    }
+  }
+  return OkStatus();
+}
+
+// What a table's stores say of it together.
+struct TableView {
+  std::uint64_t shards = 0, row_bytes = 0, rows = 0, live_bytes = 0, disk_bytes = 0, files = 0;
+};
+
+Status ViewTables(RunReader* reader, std::map<std::string, TableView>* tables) {
+  for (const Checkpoint::StoreManifest& manifest : reader->checkpoint().stores) {
+    TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<Store> store, reader->OpenStore(manifest));
+    const StoreStats stats = store->stats();
+    TableView& view = (*tables)[manifest.table];
+    ++view.shards;
+    view.row_bytes = manifest.row_bytes;
+    view.rows += stats.live_rows;
+    view.live_bytes += stats.live_bytes;
+    view.disk_bytes += stats.disk_bytes;
+    view.files += stats.files;
+  }
+  return OkStatus();
+}
+
+Result<Json> Overview(RunReader* reader) {
+  const Checkpoint& checkpoint = reader->checkpoint();
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids,
+                           reader->folder()->ListCheckpoints());
+  std::map<std::string, TableView> views;
+  TERRACE_RETURN_IF_ERROR(ViewTables(reader, &views));
+  Json tables = Json::array();
+  for (const auto& [name, view] : views) {
+    tables.push_back({{"name", name},
+                      {"rows", view.rows},
+                      {"row_bytes", view.row_bytes},
+                      {"shards", view.shards},
+                      {"files", view.files},
+                      {"live_bytes", view.live_bytes},
+                      {"disk_bytes", view.disk_bytes}});
+  }
+  std::uint64_t dense_bytes = 0;
+  for (const FileDigest& digest : checkpoint.dense) dense_bytes += digest.size;
+  Json settings = Json::object();
+  for (const auto& [path, value] : checkpoint.identity) settings[path] = value;
+  return Json{{"format_version", 1},
+              {"run", reader->folder()->path()},
+              {"checkpoint", checkpoint.id},
+              {"checkpoints", ids},
+              {"finished", checkpoint.finished},
+              {"epoch", checkpoint.cursor.epoch},
+              {"example_in_epoch", checkpoint.cursor.example_in_epoch},
+              {"examples", checkpoint.cursor.examples},
+              {"steps", checkpoint.steps},
+              {"tables", tables},
+              {"dense_bytes", dense_bytes},
+              {"settings", settings},
+              {"job", checkpoint.job_yaml}};
+}
+
+std::string OverviewText(const Json& view) {
+  std::string text =
+      fmt::format("{}: {} at checkpoint {} (kept: {})\n", view["run"].get<std::string>(),
+                  view["finished"].get<bool>() ? "finished" : "in training",
+                  view["checkpoint"].dump(), view["checkpoints"].dump());
+  text += fmt::format("  {} examples, {} mini-batches, epoch {}\n",
+                      FormatCount(view["examples"].get<std::uint64_t>()),
+                      FormatCount(view["steps"].get<std::uint64_t>()), view["epoch"].dump());
+  for (const Json& table : view["tables"]) {
+    text +=
+        fmt::format("  table {}: {} rows of {} bytes in {} shards, {} live, {} on disk\n",
+                    table["name"].get<std::string>(),
+                    FormatCount(table["rows"].get<std::uint64_t>()), table["row_bytes"].dump(),
+                    table["shards"].dump(), FormatBytes(table["live_bytes"].get<std::uint64_t>()),
+                    FormatBytes(table["disk_bytes"].get<std::uint64_t>()));
+  }
+  text += fmt::format("  network: {}\n", FormatBytes(view["dense_bytes"].get<std::uint64_t>()));
+  text += "  settings that identify the model:\n";
+  for (const auto& [path, value] : view["settings"].items()) {
+    std::string shown = value.get<std::string>();
+    while (!shown.empty() && shown.back() == '\n') shown.pop_back();
+    for (std::size_t at = 0; (at = shown.find('\n', at)) != std::string::npos; at += 9) {
+      shown.replace(at, 1, "\n        ");
+    }
+    text += fmt::format("    {}: {}\n", path, shown);
+  }
+  return text;
+}
+
+std::string RowsText(const Json& rows) {
+  std::string text;
+  for (const Json& row : rows) {
+    text += fmt::format("table {} key {} (0x{:016x})\n", row["table"].get<std::string>(),
+                        row["key"].dump(), row["key"].get<std::uint64_t>());
+    for (const auto& [name, value] : row["fields"].items()) {
+      text += fmt::format("  {:<24}{}\n", name, value.dump());
+    }
+  }
+  return text;
+}
+
+// One inspection: what was asked for, collected as JSON and as text side by side.
+struct Report {
+  Json json = Json::object();
+  std::string text;
+  bool wrong = false;
+};
+
+Status InspectRows(FileSystem* fs, const InspectArguments& arguments, RunReader* reader,
+                   Report* report) {
+  std::vector<Key> keys;
+  for (const std::string& text : arguments.keys) {
+    TERRACE_ASSIGN_OR_RETURN(const Key key, ParseKey(text));
+    keys.push_back(key);
+  }
+  Json rows = Json::array();
+  TERRACE_RETURN_IF_ERROR(arguments.initial ? InitialRows(fs, reader, keys, &rows)
+                                            : ReadRows(reader, keys, &rows));
+  report->json["rows"] = rows;
+  report->text += RowsText(rows);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    bool found = false;
+    for (const Json& row : rows) found = found || row["key"].get<Key>() == keys[i];
+    if (!found) report->text += fmt::format("no table has key {}\n", arguments.keys[i]);
+  }
+  return OkStatus();
+}
+
+Status InspectFindings(RunReader* reader, Report* report) {
+  std::vector<Finding> findings;
+  TERRACE_RETURN_IF_ERROR(VerifyRun(reader, &findings));
+  Json list = Json::array();
+  for (const Finding& finding : findings) {
+    list.push_back({{"file", finding.file}, {"offset", finding.offset}, {"what", finding.what}});
+    report->text += fmt::format("{} at byte {}: {}\n", finding.file, finding.offset, finding.what);
+  }
+  report->json["findings"] = list;
+  report->wrong = !findings.empty();
+  report->text += findings.empty() ? "every byte is as it was written\n"
+                                   : fmt::format("{} findings\n", findings.size());
+  return OkStatus();
+}
+
+Status Inspect(FileSystem* fs, const InspectArguments& arguments, Report* report) {
+  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<RunReader> reader,
+                           RunReader::Open(fs, arguments.run));
+  const bool part =
+      arguments.digest || arguments.verify || arguments.dense || !arguments.keys.empty();
+  if (!part) {
+    TERRACE_ASSIGN_OR_RETURN(report->json, Overview(reader.get()));
+    report->text = OverviewText(report->json);
+  }
+  if (arguments.digest) {
+    TERRACE_ASSIGN_OR_RETURN(const std::string digest, DigestOf(reader.get()));
+    report->json["digest"] = digest;
+    report->text += digest + "\n";
+  }
+  if (arguments.verify) TERRACE_RETURN_IF_ERROR(InspectFindings(reader.get(), report));
+  if (!arguments.keys.empty()) {
+    TERRACE_RETURN_IF_ERROR(InspectRows(fs, arguments, reader.get(), report));
+  }
+  if (arguments.dense) {
+    TERRACE_ASSIGN_OR_RETURN(report->json["dense"], DenseJson(fs, reader.get(), arguments.initial));
+    report->text += Dump(report->json["dense"], -1);
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+int InspectCommand(FileSystem* fs, const InspectArguments& arguments) {
+  if (arguments.initial && arguments.keys.empty() && !arguments.dense) {
+    return ReportFailure(InvalidArgumentError("--initial goes with --key or --dense"));
+  }
+  Report report;
+  const Status status = Inspect(fs, arguments, &report);
+  if (!status.ok()) return ReportFailure(status);
+  const int printed = PrintResult(arguments.json ? Dump(report.json, 1) : report.text);
+  return printed == kExitDone && report.wrong ? kExitFailed : printed;
+}
+
+}  // namespace terrace

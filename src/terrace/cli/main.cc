@@ -1,0 +1,239 @@
+// terrace: the program. Reads the arguments, arms what tests ask for, and runs one command.
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "terrace/base/log.h"
+#include "terrace/base/memory.h"
+#include "terrace/base/sync_point.h"
+#include "terrace/base/thread.h"
+#include "terrace/cli/commands.h"
+#include "terrace/io/faulty_file_system.h"
+#include "terrace/train/job.h"
+
+namespace terrace {
+namespace {
+
+std::atomic<int> g_stop_signals{0};
+static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may only touch such");
+
+extern "C" void OnStopSignal(int) {
+  // The second one ends at once: whoever sends it does not want to wait for a checkpoint. Relaxed:
+  // a count that orders nothing.
+  if (g_stop_signals.fetch_add(1, std::memory_order_relaxed) > 0) _exit(kExitInterrupted);
+}
+
+void HandleStopSignals() {
+  struct sigaction action = {};
+  action.sa_handler = OnStopSignal;
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+// What every command takes.
+struct CommonArguments {
+  std::string log_level = "info";
+  bool quiet = false;
+  std::string faults;
+  std::string kill_at;
+  std::string record_sync_points;
+};
+
+void AddCommon(CLI::App* command, CommonArguments* common) {
+  command->add_option("--log-level", common->log_level, "debug, info, warning or error")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
+  command->add_flag("--quiet", common->quiet, "Warnings and errors only");
+  // The empty group keeps a test's flags out of the help.
+  command->add_option("--test-faults", common->faults)->group("");
+  command->add_option("--test-kill-at", common->kill_at)->group("");
+  command->add_option("--test-record-sync-points", common->record_sync_points)->group("");
+}
+
+LogLevel LevelOf(const CommonArguments& common) {
+  if (common.quiet) return LogLevel::kWarning;
+  if (common.log_level == "debug") return LogLevel::kDebug;
+  if (common.log_level == "warning") return LogLevel::kWarning;
+  return common.log_level == "error" ? LogLevel::kError : LogLevel::kInfo;
+}
+
+// The seams that tests use; kExitWrong for a specification that is none.
+int ArmTests(const CommonArguments& common, std::unique_ptr<FileSystem>* faulty) {
+  if (!common.faults.empty()) {
+    Result<std::unique_ptr<FileSystem>> made =
+        MakeFaultyFileSystem(FileSystem::Posix(), common.faults);
+    if (!made.ok()) {
+      LogText(LogLevel::kError, "--test-faults: " + made.status().message());
+      return kExitWrong;
+    }
+    *faulty = std::move(made).value();
+  }
+  if (!common.kill_at.empty() && !SyncPoint::ArmKill(common.kill_at)) {
+    LogText(LogLevel::kError, "--test-kill-at: expected NAME or NAME:N");
+    return kExitWrong;
+  }
+  if (!common.record_sync_points.empty()) SyncPoint::ArmRecord(common.record_sync_points);
+  return kExitDone;
+}
+
+using Command = std::function<int(FileSystem*)>;
+
+void AddTrain(CLI::App* app, CommonArguments* common, Command* chosen) {
+  CLI::App* command = app->add_subcommand("train", "Trains a model as a job file says");
+  auto arguments = std::make_shared<TrainArguments>();  // Shared by parser and command.
+  auto help_job = std::make_shared<bool>(false);
+  command->add_option("JOB", arguments->job, "The job file (YAML)");
+  command->add_option("--set", arguments->overrides, "path=value: overrides a key of the job")
+      ->allow_extra_args(false)
+      ->type_name("PATH=VALUE");
+  CLI::Option* resume = command->add_flag("--resume", arguments->resume,
+                                          "Goes on from the newest checkpoint, if any");
+  command->add_flag("--overwrite", arguments->overwrite, "Deletes the run that is there")
+      ->excludes(resume);
+  command
+      ->add_option("--accept", arguments->accept,
+                   "processor or threads: go on although the run had another")
+      ->allow_extra_args(false)
+      ->check(CLI::IsMember({"processor", "threads"}));
+  command->add_flag("--help-job", *help_job, "Prints all keys of a job file");
+  command->footer("Example: terrace train examples/criteo.yaml --set data.train=[log.tsv]");
+  AddCommon(command, common);
+  command->callback([arguments, help_job, chosen] {
+    *chosen = [arguments, help_job](FileSystem* fs) {
+      if (*help_job) return PrintResult(JobReferenceText());
+      if (arguments->job.empty()) {
+        LogText(LogLevel::kError, "train: a JOB file is missing (terrace train --help)");
+        return kExitWrong;
+      }
+      HandleStopSignals();
+      return TrainCommand(fs, *arguments, &g_stop_signals);
+    };
+  });
+}
+
+void AddEvaluate(CLI::App* app, CommonArguments* common, Command* chosen) {
+  CLI::App* command = app->add_subcommand("evaluate", "Measures a run's model on further data");
+  auto arguments = std::make_shared<EvaluateArguments>();
+  command->add_option("RUN", arguments->run, "The run's folder")->required();
+  command->add_option("--data", arguments->data, "Files and globs, as in data.train")
+      ->required()
+      ->type_name("FILE...");
+  command->add_flag("--json", arguments->json, "Prints one JSON object");
+  command->footer("Example: terrace evaluate runs/criteo --data logs/day_23.tsv.gz");
+  AddCommon(command, common);
+  command->callback([arguments, chosen] {
+    *chosen = [arguments](FileSystem* fs) { return EvaluateCommand(fs, *arguments); };
+  });
+}
+
+void AddPredict(CLI::App* app, CommonArguments* common, Command* chosen) {
+  CLI::App* command =
+      app->add_subcommand("predict", "Writes a probability of a click per input line");
+  auto arguments = std::make_shared<PredictArguments>();
+  command->add_option("RUN", arguments->run, "The run's folder")->required();
+  command->add_option("--data", arguments->data, "Files and globs, as in data.train")
+      ->required()
+      ->type_name("FILE...");
+  command->add_option("--output", arguments->output, "The file to write; nan for a bad line")
+      ->required();
+  command->footer("Example: terrace predict runs/criteo --data new.tsv --output clicks.txt");
+  AddCommon(command, common);
+  command->callback([arguments, chosen] {
+    *chosen = [arguments](FileSystem* fs) { return PredictCommand(fs, *arguments); };
+  });
+}
+
+void AddInspect(CLI::App* app, CommonArguments* common, Command* chosen) {
+  CLI::App* command = app->add_subcommand("inspect", "Shows what a run's newest checkpoint holds");
+  auto arguments = std::make_shared<InspectArguments>();
+  command->add_option("RUN", arguments->run, "The run's folder")->required();
+  command->add_flag("--digest", arguments->digest, "One hex line: a hash of the whole content");
+  command->add_flag("--verify", arguments->verify,
+                    "Reads and checks every byte; 1 if any is wrong");
+  command
+      ->add_option("--key", arguments->keys,
+                   "The row of a key (decimal, or 0x...) in every table that has it")
+      ->allow_extra_args(false);
+  command->add_flag("--dense", arguments->dense, "The network's parameters and optimizer state");
+  command->add_flag("--initial", arguments->initial,
+                    "With --key or --dense: as they started, before any training");
+  command->add_flag("--json", arguments->json, "Prints one JSON object");
+  command->footer("Example: terrace inspect runs/criteo --digest");
+  AddCommon(command, common);
+  command->callback([arguments, chosen] {
+    *chosen = [arguments](FileSystem* fs) { return InspectCommand(fs, *arguments); };
+  });
+}
+
+void AddGenerate(CLI::App* app, CommonArguments* common, Command* chosen) {
+  CLI::App* command = app->add_subcommand(
+      "generate", "Writes a click log as Criteo text whose true click probabilities are known");
+  auto arguments = std::make_shared<GenerateArguments>();
+  command->add_option("--rows", arguments->rows, "Lines to write")->required();
+  command->add_option("--output", arguments->output, "The file; .gz and .zst are compressed")
+      ->required();
+  command->add_option("--seed", arguments->seed, "Of the log")->capture_default_str();
+  command->add_option("--first-row", arguments->first_row, "Row of the log to begin at")
+      ->capture_default_str();
+  command->add_option("--cardinality", arguments->cardinality, "Categories of a slot")
+      ->capture_default_str();
+  command->add_option("--zipf", arguments->zipf, "Exponent of their power law")
+      ->capture_default_str();
+  command->add_option("--slots", arguments->slots, "Categorical slots, at most 26")
+      ->capture_default_str();
+  command->add_option("--click-rate", arguments->click_rate, "Share of clicks, nearly")
+      ->capture_default_str();
+  command->add_option("--signal", arguments->signal, "Standard deviation of the true logit")
+      ->capture_default_str();
+  command->add_flag("--json", arguments->json, "Prints the oracle's figures as one JSON object");
+  command->footer("Example: terrace generate --rows 1000000 --output log.tsv.zst --seed 7");
+  AddCommon(command, common);
+  command->callback([arguments, chosen] {
+    *chosen = [arguments](FileSystem* fs) {
+      HandleStopSignals();
+      return GenerateCommand(fs, *arguments, &g_stop_signals);
+    };
+  });
+}
+
+int Main(int argc, char** argv) {
+  ConfigureAllocator();
+  FlushDenormals();
+  CLI::App app("terrace trains click models whose embedding tables are larger than memory.",
+               "terrace");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", TERRACE_VERSION);
+  app.footer(
+      "Each command has its own --help. Exit codes: 0 done, 1 failed, 2 wrong arguments or "
+      "job file, 130 interrupted after a checkpoint.");
+  CommonArguments common;
+  Command command;
+  AddTrain(&app, &common, &command);
+  AddEvaluate(&app, &common, &command);
+  AddPredict(&app, &common, &command);
+  AddInspect(&app, &common, &command);
+  AddGenerate(&app, &common, &command);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    // Help and version are "errors" with code 0.
+    return app.exit(error) == 0 ? kExitDone : kExitWrong;
+  }
+  SetLogLevel(LevelOf(common));
+  std::unique_ptr<FileSystem> faulty;
+  const int armed = ArmTests(common, &faulty);
+  if (armed != kExitDone) return armed;
+  return command(faulty != nullptr ? faulty.get() : FileSystem::Posix());
+}
+
+}  // namespace
+}  // namespace terrace
+
+int main(int argc, char** argv) { return terrace::Main(argc, argv); }
