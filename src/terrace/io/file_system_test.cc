@@ -165,6 +165,19 @@ TEST_P(FileSystemTest, RenameReplacesInOneStep) {
   EXPECT_EQ(fs_->Rename(Path("new"), Path("x")).code(), StatusCode::kNotFound);
 }
 
+TEST_P(FileSystemTest, RenameMovesFoldersWhole) {
+  TERRACE_ASSERT_OK(fs_->MakeDirectories(Path("d/e")));
+  TERRACE_ASSERT_OK(fs_->MakeDirectories(Path("full/x")));
+  Append(Path("d/e/f"), "text");
+  EXPECT_FALSE(fs_->Rename(Path("d"), Path("d/e/d")).ok());
+  EXPECT_FALSE(fs_->Rename(Path("d"), Path("full")).ok());
+  EXPECT_FALSE(fs_->Rename(Path("d"), Path("d/e/f")).ok());
+  EXPECT_FALSE(fs_->Rename(Path("d/e/f"), Path("full")).ok());
+  TERRACE_ASSERT_OK(fs_->Rename(Path("d"), Path("full/x")));
+  EXPECT_EQ(*ReadFileToString(fs_, Path("full/x/e/f")), "text");
+  EXPECT_EQ(fs_->Stat(Path("d")).status().code(), StatusCode::kNotFound);
+}
+
 TEST_P(FileSystemTest, RemoveTakesFilesAndEmptyFolders) {
   EXPECT_EQ(fs_->Remove(Path("a")).code(), StatusCode::kNotFound);
   TERRACE_ASSERT_OK(fs_->MakeDirectories(Path("d/e")));

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
-#include <functional>
 #include <set>
 #include <utility>
 
@@ -67,6 +67,34 @@ struct MemoryFileSystem::Node {
     std::vector<BlockPtr>& list = versions[block];
     if (list.size() == kMaxVersions) list.erase(list.begin());
     list.push_back(blocks[block]);
+  }
+  void MakeDurable() {
+    durable_blocks = blocks;
+    durable_size = size;
+    versions.clear();
+    sizes.clear();
+  }
+  // Chooses a length and each block from what the disk may hold.
+  void KeepSome(Rng* rng) {
+    sizes.push_back(durable_size);
+    size = sizes[rng->Below(sizes.size())];
+    blocks = durable_blocks;
+    blocks.resize(BlocksFor(size));
+    for (const auto& [index, list] : versions) {
+      if (index >= blocks.size()) continue;
+      const std::size_t choice = rng->Below(list.size() + 1);
+      if (choice > 0) blocks[index] = list[choice - 1];
+    }
+    ClearTail();
+  }
+  // Past the end a block is zero, so that a file that grows shows no old bytes. False: it was.
+  bool ClearTail() {
+    const std::size_t used = size % kBlockBytes;
+    if (used == 0 || blocks.back() == nullptr) return false;
+    auto block = std::make_shared<Block>(*blocks.back());
+    std::memset(block->data() + used, 0, kBlockBytes - used);
+    blocks.back() = std::move(block);
+    return true;
   }
 };
 
@@ -140,10 +168,7 @@ class MemoryFile final : public File {
     TERRACE_RETURN_IF_ERROR(error_.Get());
     MutexLock lock(&fs_->mu_);
     TERRACE_RETURN_IF_ERROR(CheckAlive());
-    node_->durable_blocks = node_->blocks;
-    node_->durable_size = node_->size;
-    node_->versions.clear();
-    node_->sizes.clear();
+    node_->MakeDurable();
     return OkStatus();
   }
 
@@ -292,13 +317,9 @@ void MemoryFileSystem::Resize(Node* node, std::uint64_t size) {
   std::uint64_t before = node->LiveBlocks();
   node->blocks.resize(BlocksFor(size));
   used_bytes_ -= (before - node->LiveBlocks()) * kBlockBytes;
-  if (size < node->size && size % kBlockBytes != 0 && node->blocks.back() != nullptr) {
-    auto block = std::make_shared<Block>(*node->blocks.back());
-    std::memset(block->data() + size % kBlockBytes, 0, kBlockBytes - size % kBlockBytes);
-    node->blocks.back() = std::move(block);
-    node->Remember(node->blocks.size() - 1);
-  }
+  const bool cut = size < node->size;
   node->size = size;
+  if (cut && node->ClearTail()) node->Remember(node->blocks.size() - 1);
   node->sizes.push_back(size);
 }
 
@@ -342,6 +363,11 @@ Status MemoryFileSystem::Rename(const std::string& from, const std::string& to) 
   TERRACE_ASSIGN_OR_RETURN(NodePtr from_folder, FindParent(from, &from_name));
   TERRACE_ASSIGN_OR_RETURN(NodePtr to_folder, FindParent(to, &to_name));
   TERRACE_ASSIGN_OR_RETURN(NodePtr node, Find(from));
+  const std::vector<std::string> above = Components(from);
+  const std::vector<std::string> below = Components(to);
+  if (below.size() > above.size() && std::equal(above.begin(), above.end(), below.begin())) {
+    return ErrnoError(EINVAL, fmt::format("renaming '{}' to", from), to);
+  }
   if (auto it = to_folder->names.find(to_name); it != to_folder->names.end()) {
     const NodePtr& old = it->second;
     if (old == node) return OkStatus();
@@ -476,35 +502,27 @@ void MemoryFileSystem::Crash(std::uint64_t seed, CrashPolicy policy) {
   changes_.clear();
   used_bytes_ = 0;
   std::set<Node*> seen;
-  std::function<void(Node*)> recover = [&](Node* node) {
-    ++node->holders;
-    if (!seen.insert(node).second) return;
-    node->holders = 1;
-    node->shared_locks = 0;
-    node->exclusive_lock = false;
-    if (!keep_all && !node->is_directory) {
-      node->sizes.push_back(node->durable_size);
-      std::uint64_t size = random ? node->sizes[rng.Below(node->sizes.size())] : node->durable_size;
-      std::vector<BlockPtr> blocks = node->durable_blocks;
-      blocks.resize(BlocksFor(size));
-      for (const auto& [index, list] : node->versions) {
-        if (!random || index >= blocks.size()) continue;
-        if (std::size_t choice = rng.Below(list.size() + 1); choice > 0) {
-          blocks[index] = list[choice - 1];
-        }
-      }
-      node->blocks = std::move(blocks);
-      node->size = size;
-    }
-    node->durable_blocks = node->blocks;
-    node->durable_size = node->size;
-    node->versions.clear();
-    node->sizes.clear();
-    used_bytes_ += node->LiveBlocks() * kBlockBytes;
-    node->names = node->durable_names;
-    for (const auto& [name, child] : node->names) recover(child.get());
-  };
-  recover(root_.get());
+  Recover(root_.get(), policy, &rng, &seen);
+}
+
+void MemoryFileSystem::Recover(Node* node, CrashPolicy policy, Rng* rng, std::set<Node*>* seen) {
+  if (!seen->insert(node).second) {
+    ++node->holders;  // A second name: a rename between folders of which one half was kept.
+    return;
+  }
+  node->holders = 1;
+  node->shared_locks = 0;
+  node->exclusive_lock = false;
+  if (policy == CrashPolicy::kLoseUnsynced) {
+    node->blocks = node->durable_blocks;
+    node->size = node->durable_size;
+  } else if (policy == CrashPolicy::kRandom) {
+    node->KeepSome(rng);
+  }
+  node->MakeDurable();
+  used_bytes_ += node->LiveBlocks() * kBlockBytes;
+  node->names = node->durable_names;
+  for (const auto& [name, child] : node->names) Recover(child.get(), policy, rng, seen);
 }
 
 void MemoryFileSystem::set_capacity_bytes(std::uint64_t bytes) {

@@ -8,16 +8,17 @@
 // Threads: thread-safe, as FileSystem asks. Must outlive the files, queues and locks it gave out.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "terrace/base/clock.h"
 #include "terrace/base/mutex.h"
+#include "terrace/base/rng.h"
 #include "terrace/io/file_system.h"
 
 namespace terrace {
@@ -74,6 +75,9 @@ class MemoryFileSystem final : public FileSystem {
   Status Write(Node* node, std::uint64_t offset, std::span<const std::byte> data,
                const std::string& path) TERRACE_REQUIRES(mu_);
   void Resize(Node* node, std::uint64_t size) TERRACE_REQUIRES(mu_);
+  // What a crash leaves of `node` and of all below it.
+  void Recover(Node* node, CrashPolicy policy, Rng* rng, std::set<Node*>* seen)
+      TERRACE_REQUIRES(mu_);
   FileInfo Info(const std::string& name, const Node& node) const TERRACE_REQUIRES(mu_);
 
   Clock* const clock_;

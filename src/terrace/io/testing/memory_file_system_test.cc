@@ -99,6 +99,19 @@ TEST(MemoryFileSystemTest, ARandomCrashKeepsBlocksInAnyCombination) {
   for (const char* both : {"oo", "on", "no", "nn"}) EXPECT_EQ(seen.count(both), 1u) << both;
 }
 
+TEST(MemoryFileSystemTest, AFileThatGrowsAfterACrashShowsNoOldBytes) {
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    MemoryFileSystem fs;
+    Append(&fs, "a", "one", true);
+    TERRACE_ASSERT_OK(fs.SyncDirectory("/"));
+    Append(&fs, "a", "two", false);
+    fs.Crash(seed, Policy::kRandom);
+    const std::string left = Content(&fs, "a");
+    TERRACE_ASSERT_OK(MustOpen(&fs, "a", OpenMode::kAppend)->Truncate(10));
+    ASSERT_EQ(Content(&fs, "a"), left + std::string(10 - left.size(), '\0'));
+  }
+}
+
 TEST(MemoryFileSystemTest, ARandomCrashKeepsNamesInAnyCombination) {
   std::set<std::string> seen;
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
