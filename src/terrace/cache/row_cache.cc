@@ -277,14 +277,16 @@ Status RowCacheImpl::AllocateMissing(PinnedRows* pinned, Missing* missing) {
       TERRACE_RETURN_IF_ERROR(AddChunk());
       continue;
     }
-    if (write_back_->Room() < victims_at_once_) {
+    const std::size_t victims =
+        std::min<std::size_t>(wanted - missing->rows.size(), victims_at_once_);
+    if (write_back_->Room() < victims) {
       mu_.Unlock();
-      Status room = write_back_->MakeRoom(victims_at_once_, /*cancellable=*/true);
+      Status room = write_back_->MakeRoom(victims, /*cancellable=*/true);
       mu_.Lock();
       if (!room.ok()) return room;
       continue;
     }
-    const std::size_t count = EvictGroup(wanted - missing->rows.size(), freed.data());
+    const std::size_t count = EvictGroup(victims, freed.data());
     for (std::size_t i = 0; i < count; ++i) take(freed[i]);
     evicted = true;
   }
@@ -326,8 +328,7 @@ Status RowCacheImpl::RebuildMap(std::uint64_t rows) {
 
 std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed) {
   std::array<EntryId, kVictims> victims;
-  const std::size_t count =
-      policy_->TakeVictims(std::min<std::size_t>(wanted, victims_at_once_), victims.data());
+  const std::size_t count = policy_->TakeVictims(wanted, victims.data());
   TERRACE_CHECK(count > 0);  // What is reserved is not held.
   for (std::size_t i = 0; i < count; ++i) {
     Entry& entry = arena_.entry(victims[i]);

@@ -70,8 +70,8 @@ class RowCacheImpl final : public RowCache {
   // Takes an entry for each missing row, evicting others. May release mu_ meanwhile.
   Status AllocateMissing(PinnedRows* pinned, Missing* missing) TERRACE_REQUIRES(mu_);
   Status AddChunk() TERRACE_REQUIRES(mu_);
-  // Evicts up to kVictims rows for `wanted` ones; freed entries go to `freed`, or back to the arena
-  // when their chunk is closed. REQUIRES: the write buffer has room for kVictims rows.
+  // Evicts up to `wanted` rows; their entries go to `freed`, or back to the arena when their chunk
+  // is closed. REQUIRES: wanted <= victims_at_once_, and the write buffer has room for as many.
   std::size_t EvictGroup(std::size_t wanted, EntryId* freed) TERRACE_REQUIRES(mu_);
   // Takes a row out of the map, to the write buffer when it is dirty. The entry is the caller's.
   void Evict(EntryId id) TERRACE_REQUIRES(mu_);

@@ -1,0 +1,150 @@
+// RowMap, EntryQueues and RowArena against containers of the standard library.
+#include <deque>
+#include <unordered_map>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "terrace/base/rng.h"
+#include "terrace/cache/entry_queues.h"
+#include "terrace/cache/row_arena.h"
+#include "terrace/cache/row_map.h"
+
+namespace terrace {
+namespace {
+
+// hash_of: what the map is given for key k. Few distinct homes make long ways.
+template <typename HashOf>
+void RunMapModel(std::uint64_t seed, std::uint64_t rows, const HashOf& hash_of) {
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  Rng rng(seed);
+  RowMap map;
+  ASSERT_TRUE(map.Reset(rows).ok());
+  EXPECT_EQ(map.bytes(), RowMap::BytesFor(rows));
+  std::unordered_map<Key, std::uint32_t> model;
+  std::unordered_map<std::uint32_t, Key> key_of;
+  std::uint32_t next = 0;
+  for (int step = 0; step < 200'000; ++step) {
+    const Key key = rng.Below(2 * rows);
+    const auto in_model = model.find(key);
+    const std::uint32_t found =
+        map.Find(hash_of(key), [&](std::uint32_t entry) { return key_of.at(entry) == key; });
+    ASSERT_EQ(found, in_model == model.end() ? RowMap::kNone : in_model->second);
+    if (found == RowMap::kNone) {
+      if (map.size() == rows) continue;
+      key_of[next] = key;
+      model[key] = next;
+      map.Insert(hash_of(key), next++);
+    } else if (rng.Below(3) == 0) {
+      key_of[next] = key;
+      map.Replace(hash_of(key), found, next);
+      model[key] = next++;
+    } else {
+      map.Erase(hash_of(key), found);
+      model.erase(key);
+    }
+    ASSERT_EQ(map.size(), model.size());
+  }
+}
+
+TEST(RowMap, AgreesWithAMap) {
+  RunMapModel(1, 5000, [](Key key) { return MixKey(key); });
+  RunMapModel(2, 500, [](Key key) { return MixKey(key); });
+}
+
+TEST(RowMap, AgreesWithAMapWhenHashesCollide) {
+  RunMapModel(3, 500, [](Key key) { return MixKey(key % 3); });
+  RunMapModel(4, 500, [](Key) { return ~std::uint64_t{0}; });
+}
+
+TEST(EntryQueues, AgreeWithDequesThroughSweepsAndResizes) {
+  for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Rng rng(seed);
+    constexpr int kQueues = 5;
+    RowArena arena(16, 64 << 10);
+    ASSERT_TRUE(arena.AddChunk().ok());
+    const std::uint64_t rows = arena.rows_per_chunk();
+    EntryQueues queues(&arena, kQueues);
+    std::vector<std::deque<EntryId>> model(kQueues);
+    std::vector<EntryId> outside;  // In no queue.
+    for (std::uint64_t i = 0; i < rows; ++i) outside.push_back(arena.Allocate());
+    ASSERT_TRUE(queues.Reserve(rows).ok());
+    for (int step = 0; step < 60'000; ++step) {
+      const auto queue = static_cast<int>(rng.Below(kQueues));
+      auto& in_model = model[static_cast<std::size_t>(queue)];
+      const std::uint64_t action = rng.Below(1000);
+      if (action < 500 && !outside.empty()) {
+        const std::size_t which = rng.Below(outside.size());
+        const EntryId id = outside[which];
+        outside[which] = outside.back();
+        outside.pop_back();
+        queues.Push(queue, id);
+        ASSERT_EQ(arena.entry(id).place, kFirstQueue + queue);
+        in_model.push_back(id);
+      } else if (action < 650) {
+        const EntryId id = queues.Pop(queue);
+        ASSERT_EQ(id, in_model.empty() ? kNoEntry : in_model.front());
+        if (id == kNoEntry) continue;
+        in_model.pop_front();
+        outside.push_back(id);
+      } else if (action < 990 && !in_model.empty()) {
+        const std::size_t which = rng.Below(in_model.size());
+        const EntryId id = in_model[which];
+        in_model.erase(in_model.begin() + static_cast<std::ptrdiff_t>(which));
+        arena.entry(id).place = kHeld;  // Leaves from the middle.
+        outside.push_back(id);
+      } else {
+        std::uint64_t inside = rows - outside.size();
+        const std::uint64_t reserved = inside + rng.Below(rows - inside + 1);
+        // Down to what is needed, and back: entries outside may be pushed again.
+        ASSERT_TRUE(queues.Reserve(reserved).ok());
+        ASSERT_EQ(queues.bytes(), EntryQueues::BytesFor(reserved, kQueues));
+        ASSERT_TRUE(queues.Reserve(rows).ok());
+      }
+    }
+    for (int queue = 0; queue < kQueues; ++queue) {
+      for (const EntryId expected : model[static_cast<std::size_t>(queue)]) {
+        ASSERT_EQ(queues.Pop(queue), expected);
+      }
+      ASSERT_EQ(queues.Pop(queue), kNoEntry);
+    }
+  }
+}
+
+TEST(RowArena, HandsOutEverySlotOnceAndReusesReleasedChunks) {
+  RowArena arena(20, 4096);
+  const std::uint32_t rows = arena.rows_per_chunk();
+  EXPECT_GE(rows * (24 + sizeof(Entry)), 4096 - 24 - sizeof(Entry) - 64);
+  std::vector<EntryId> taken;
+  for (int chunk = 0; chunk < 3; ++chunk) {
+    ASSERT_TRUE(arena.AddChunk().ok());
+    for (std::uint32_t i = 0; i < rows; ++i) {
+      taken.push_back(arena.Allocate());
+      ASSERT_NE(taken.back(), kNoEntry);
+      std::fill_n(arena.row(taken.back()), 24, static_cast<std::byte>(taken.size()));
+    }
+    ASSERT_EQ(arena.Allocate(), kNoEntry);
+  }
+  for (std::size_t i = 0; i < taken.size(); ++i) {
+    ASSERT_EQ(*arena.row(taken[i]), static_cast<std::byte>(i + 1)) << "rows must not overlap";
+  }
+  arena.Close(1);
+  for (const EntryId id : taken) {
+    arena.Unhold(id);
+    arena.Free(id);
+  }
+  EXPECT_EQ(arena.used_rows(), 0u);
+  arena.Release(1);
+  EXPECT_EQ(arena.present_chunks(), 2u);
+  std::uint32_t count = 0;
+  while (arena.Allocate() != kNoEntry) ++count;
+  EXPECT_EQ(count, 2 * rows);
+  ASSERT_TRUE(arena.AddChunk().ok());
+  EXPECT_EQ(arena.chunk_numbers(), 3u);
+  while (arena.Allocate() != kNoEntry) ++count;
+  EXPECT_EQ(count, 3 * rows);
+}
+
+}  // namespace
+}  // namespace terrace

@@ -1,0 +1,541 @@
+// The hazards of a cache between a trainer and its stores, each a test of its name, and faults.
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+#include "terrace/base/channel.h"
+#include "terrace/base/sync_point.h"
+#include "terrace/base/thread.h"
+#include "terrace/cache/row_cache.h"
+#include "terrace/cache/testing/cache_fixture.h"
+
+namespace terrace {
+namespace {
+
+using namespace cache_testing;  // NOLINT: the test is written in its words.
+
+constexpr std::uint64_t kSmall = 128 << 10;  // Bytes; about a thousand rows.
+
+PinnedRows PinOrDie(RowCache* cache, const std::vector<Key>& keys) {
+  auto pinned = cache->Pin(keys);
+  EXPECT_TRUE(pinned.ok()) << pinned.status().ToString();
+  return pinned.ok() ? std::move(pinned).value() : PinnedRows();
+}
+
+// Pins, trains and releases `count` keys from `first` on.
+void TrainRange(RowCache* cache, Key first, std::size_t count) {
+  PinnedRows pinned = PinOrDie(cache, KeyRange(first, count));
+  TrainAll(&pinned);
+}
+
+TEST(Hazard, RowPulledWhileItsWriteBackIsInFlight) {
+  Fixture fixture(kSmall, /*background=*/true);
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  FakeStore& store = *fixture.stores[0];
+  const std::size_t all = cache.MaxPinnedRows();
+  TrainRange(&cache, 0, all);
+  store.HoldWrites();
+  // Evicts part of the trained rows, until a buffer is on its way. The rest of the buffers must
+  // have room for what goes on.
+  Key next = 1'000'000;
+  while (cache.stats().evictions < 150) {
+    PinOrDie(&cache, KeyRange(next, 10));  // Never trained: they go again.
+    TrainRange(&cache, next, 10);
+    next += 10;
+  }
+  store.WaitForHeldWrite();
+  EXPECT_EQ(store.size(), 0u);
+  const RowCacheStats before = cache.stats();
+  // The oldest trained rows are those in flight; none may come from the store, which lacks them.
+  PinnedRows again = PinOrDie(&cache, KeyRange(0, 40));
+  for (std::size_t w = 0; w < again.size(); ++w) ASSERT_EQ(RowAt(again, w), TrainedRow(w, 1)) << w;
+  EXPECT_EQ(cache.stats().hits - before.hits, 40u);
+  EXPECT_EQ(cache.stats().misses, before.misses);
+  TrainAll(&again);
+  again.Release();
+  store.LetGo();
+  ASSERT_TRUE(cache.FlushDirty().ok());
+  for (Key key = 0; key < all; ++key) {
+    ASSERT_EQ(fixture.Stored(key), TrainedRow(key, key < 40 ? 2 : 1)) << key;
+  }
+}
+
+TEST(Hazard, NewerVersionIsEvictedWhileTheOlderIsInFlight) {
+  Fixture fixture(kSmall, /*background=*/true);
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  FakeStore& store = *fixture.stores[0];
+  store.HoldWrites();
+  std::atomic<bool> done{false};
+  const std::size_t all = cache.MaxPinnedRows();
+  Thread trainer("trainer", ThreadPriority::kNormal, [&] {
+    for (int round = 0; round < 4; ++round) {
+      TrainRange(&cache, 0, all / 2);
+      TrainRange(&cache, 1'000'000, all);
+    }
+    done = true;
+  });
+  store.WaitForHeldWrite();
+  EXPECT_FALSE(done) << "the write buffers are full, so it must wait";
+  store.LetGo();
+  trainer.Join();
+  ASSERT_TRUE(cache.FlushDirty().ok());
+  for (Key key = 0; key < all / 2; ++key) ASSERT_EQ(fixture.Stored(key), TrainedRow(key, 4));
+}
+
+TEST(Hazard, TrainedInABatchWhilePinnedByTheNext) {
+  for (const bool background : {false, true}) {
+    Fixture fixture(kSmall, background);
+    ASSERT_TRUE(fixture.Open().ok());
+    RowCache& cache = *fixture.cache;
+    PinnedRows batch = PinOrDie(&cache, KeyRange(0, 100));
+    PinnedRows next = PinOrDie(&cache, KeyRange(50, 100));
+    TrainAll(&batch);
+    for (std::size_t w = 0; w < 50; ++w) {
+      EXPECT_EQ(next.row(w), batch.row(w + 50)) << "one row has one place";
+    }
+    batch.Release();
+    for (std::size_t w = 0; w < 50; ++w) ASSERT_EQ(RowAt(next, w), TrainedRow(50 + w, 1));
+    TrainAll(&next);
+    next.Release();
+    // Through the store and back.
+    TrainRange(&cache, 1'000'000, cache.MaxPinnedRows());
+    PinnedRows again = PinOrDie(&cache, KeyRange(0, 150));
+    for (std::size_t w = 0; w < 150; ++w) {
+      ASSERT_EQ(RowAt(again, w), TrainedRow(w, w >= 50 && w < 100 ? 2 : 1)) << w;
+    }
+  }
+}
+
+TEST(Hazard, CreatedAheadThenCut) {
+  Fixture fixture(kSmall, /*background=*/false);
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  PinnedRows batch = PinOrDie(&cache, KeyRange(0, 100));
+  PinnedRows ahead = PinOrDie(&cache, KeyRange(50, 100));
+  const std::vector<std::uint32_t> first_half = {0, 1, 2, 3, 4, 60};
+  for (const std::uint32_t w : first_half) Train(batch.row(w));
+  batch.MarkDirty(first_half);
+  EXPECT_EQ(cache.stats().created, 150u);
+  // A checkpoint here holds what was trained, and nothing that was only created.
+  ASSERT_TRUE(cache.FlushDirty().ok());
+  EXPECT_EQ(fixture.stores[0]->size(), 6u);
+  std::vector<Row> rows(2, Row(kRowBytes));
+  const std::vector<std::byte*> places = {rows[0].data(), rows[1].data()};
+  std::vector<std::uint8_t> found(2);
+  const std::vector<Key> keys = {60, 61};
+  ASSERT_TRUE(cache.Peek(keys, places, found).ok());
+  EXPECT_EQ(found[0], 1);
+  EXPECT_EQ(found[1], 0);
+  EXPECT_EQ(rows[0], TrainedRow(60, 1));
+  batch.Release();
+  EXPECT_EQ(cache.stats().rows, 105u) << "those that the next batch holds, and the trained ones";
+  ahead.Release();
+  EXPECT_EQ(cache.stats().rows, 6u);
+  ASSERT_TRUE(cache.FlushDirty().ok());
+  EXPECT_EQ(fixture.stores[0]->size(), 6u);
+  // Pinned again, they start as they did.
+  PinnedRows again = PinOrDie(&cache, KeyRange(50, 100));
+  for (std::size_t w = 0; w < 100; ++w) {
+    ASSERT_EQ(RowAt(again, w), TrainedRow(50 + w, w == 10 ? 1 : 0));
+  }
+}
+
+TEST(Hazard, RePulledAfterAFailedFlush) {
+  for (const bool background : {false, true}) {
+    Fixture fixture(kSmall, background);
+    ASSERT_TRUE(fixture.Open().ok());
+    RowCache& cache = *fixture.cache;
+    const std::size_t all = cache.MaxPinnedRows();
+    TrainRange(&cache, 0, all);
+    fixture.stores[0]->FailWrites(true);
+    EXPECT_EQ(cache.FlushDirty().code(), StatusCode::kIo);
+    EXPECT_EQ(cache.background_status().code(), StatusCode::kIo);
+    EXPECT_EQ(cache.stats().dirty_rows, all);
+    EXPECT_GE(cache.dirty_bytes(), all * kRowBytes);
+    EXPECT_EQ(cache.Pin(KeyRange(0, 10)).status().code(), StatusCode::kIo);
+    EXPECT_EQ(cache.FlushDirty().code(), StatusCode::kIo) << "it is tried again";
+    fixture.stores[0]->FailWrites(false);
+    ASSERT_TRUE(cache.FlushDirty().ok());
+    EXPECT_TRUE(cache.background_status().ok());
+    EXPECT_EQ(cache.stats().dirty_rows, 0u);
+    PinnedRows again = PinOrDie(&cache, KeyRange(0, all));
+    for (std::size_t w = 0; w < all; ++w) ASSERT_EQ(RowAt(again, w), TrainedRow(w, 1));
+    TrainAll(&again);
+    again.Release();
+    ASSERT_TRUE(cache.FlushDirty().ok());
+    for (Key key = 0; key < all; ++key) ASSERT_EQ(fixture.Stored(key), TrainedRow(key, 2));
+  }
+}
+
+TEST(Hazard, EvictedAfterAFailedFlushIsServedFromTheWriteBuffer) {
+  Fixture fixture(kSmall, /*background=*/true);
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  const std::size_t all = cache.MaxPinnedRows();
+  TrainRange(&cache, 0, all);
+  fixture.stores[0]->FailWrites(true);
+  Status failed;
+  for (Key next = 1'000'000; failed.ok(); next += 10) {
+    auto pinned = cache.Pin(KeyRange(next, 10));
+    if (pinned.ok()) {
+      TrainAll(&*pinned);
+    } else {
+      failed = pinned.status();
+    }
+  }
+  EXPECT_EQ(failed.code(), StatusCode::kIo);
+  EXPECT_EQ(cache.stats().pinned_rows, 0u);
+  // The trained rows are all still readable, though no store has them.
+  const std::vector<Key> keys = KeyRange(0, all);
+  std::vector<Row> rows(all, Row(kRowBytes));
+  std::vector<std::byte*> places;
+  for (Row& row : rows) places.push_back(row.data());
+  std::vector<std::uint8_t> found(all);
+  ASSERT_TRUE(cache.Peek(keys, places, found).ok());
+  for (Key key = 0; key < all; ++key) {
+    ASSERT_EQ(found[key], 1) << key;
+    ASSERT_EQ(rows[key], TrainedRow(key, 1)) << key;
+  }
+  fixture.stores[0]->FailWrites(false);
+  ASSERT_TRUE(cache.FlushDirty().ok());
+  for (Key key = 0; key < all; ++key) ASSERT_EQ(fixture.Stored(key), TrainedRow(key, 1));
+}
+
+TEST(Reservation, WaitsForEarlierSetsWithNothingPinnedAndAFlushGoesOn) {
+  for (const bool background : {false, true}) {
+    Fixture fixture(kSmall, background);
+    ASSERT_TRUE(fixture.Open().ok());
+    RowCache& cache = *fixture.cache;
+    const std::size_t all = cache.MaxPinnedRows();
+    PinnedRows first = PinOrDie(&cache, KeyRange(0, all - 100));
+    PinnedRows second = PinOrDie(&cache, KeyRange(0, all - 50));  // Mostly the same rows.
+    TrainAll(&second);
+    std::atomic<bool> pinned{false};
+    Thread puller("puller", ThreadPriority::kNormal, [&] {
+      PinnedRows third = PinOrDie(&cache, KeyRange(500'000, 300));
+      pinned = true;
+      EXPECT_LE(cache.stats().pinned_rows, all);
+    });
+    while (cache.stats().reserve_waits == 0) std::this_thread::yield();
+    EXPECT_EQ(cache.stats().pinned_rows, all - 50) << "nothing is pinned while it waits";
+    ASSERT_TRUE(cache.FlushDirty().ok());
+    EXPECT_EQ(fixture.stores[0]->size(), all - 50);
+    first.Release();
+    EXPECT_FALSE(pinned) << "the second set holds nearly everything still";
+    second.Release();
+    puller.Join();
+    EXPECT_TRUE(pinned);
+    EXPECT_EQ(cache.stats().reserve_waits, 1u);
+  }
+}
+
+TEST(Reservation, TooLargeASetIsRefusedAtOnce) {
+  Fixture fixture(kSmall, /*background=*/false);
+  ASSERT_TRUE(fixture.Open().ok());
+  PinnedRows held = PinOrDie(fixture.cache.get(), KeyRange(0, 10));
+  const auto refused = fixture.cache->Pin(KeyRange(0, fixture.cache->MaxPinnedRows() + 1));
+  EXPECT_EQ(refused.status().code(), StatusCode::kOutOfMemory);
+  EXPECT_EQ(fixture.cache->stats().pinned_rows, 10u);
+}
+
+TEST(Reservation, AbortEndsTheWait) {
+  Fixture fixture(kSmall, /*background=*/true);
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  PinnedRows first = PinOrDie(&cache, KeyRange(0, cache.MaxPinnedRows()));
+  TrainAll(&first);
+  Status ended;
+  Thread puller("puller", ThreadPriority::kNormal,
+                [&] { ended = cache.Pin(KeyRange(500'000, 300)).status(); });
+  while (cache.stats().reserve_waits == 0) std::this_thread::yield();
+  cache.Abort(AbortedError("the test stops"));
+  puller.Join();
+  EXPECT_EQ(ended.code(), StatusCode::kAborted);
+  EXPECT_EQ(cache.Pin(KeyRange(0, 1)).status().code(), StatusCode::kAborted);
+  const std::size_t trained = first.size();
+  first.Release();
+  ASSERT_TRUE(cache.FlushDirty().ok()) << "an interrupted run makes its checkpoint";
+  EXPECT_EQ(fixture.stores[0]->size(), trained);
+}
+
+TEST(Reservation, AbortEndsTheWaitForWriteBuffers) {
+  Fixture fixture(kSmall, /*background=*/true);
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  const std::size_t all = cache.MaxPinnedRows();
+  TrainRange(&cache, 0, all);
+  fixture.stores[0]->HoldWrites();
+  Status ended;
+  Thread puller("puller", ThreadPriority::kNormal,
+                [&] { ended = cache.Pin(KeyRange(500'000, all)).status(); });
+  fixture.stores[0]->WaitForHeldWrite();
+  cache.Abort(AbortedError("the test stops"));
+  puller.Join();
+  EXPECT_EQ(ended.code(), StatusCode::kAborted);
+  EXPECT_EQ(cache.stats().pinned_rows, 0u);
+  fixture.stores[0]->LetGo();
+  ASSERT_TRUE(cache.FlushDirty().ok());
+  for (Key key = 0; key < all; ++key) ASSERT_EQ(fixture.Stored(key), TrainedRow(key, 1));
+}
+
+TEST(Reservation, MoreHandlesThanARowCanCountWait) {
+  Fixture fixture(kSmall, /*background=*/false);
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  std::vector<PinnedRows> handles;
+  for (int i = 0; i < 255; ++i) handles.push_back(PinOrDie(&cache, KeyRange(0, 2)));
+  TrainAll(&handles[17]);
+  std::atomic<bool> pinned{false};
+  Thread puller("puller", ThreadPriority::kNormal, [&] {
+    PinnedRows last = PinOrDie(&cache, KeyRange(0, 2));
+    pinned = true;
+  });
+  while (cache.stats().reserve_waits == 0) std::this_thread::yield();
+  EXPECT_FALSE(pinned);
+  handles.pop_back();
+  puller.Join();
+  handles.clear();
+  EXPECT_EQ(cache.stats().pinned_rows, 0u);
+  EXPECT_EQ(cache.stats().rows, 2u);
+}
+
+TEST(Capacity, PinnedRowsDelayAShrinkAndTheNextPinReachesIt) {
+  Fixture fixture(4 * kSmall, /*background=*/false);
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  TrainRange(&cache, 0, cache.MaxPinnedRows());
+  PinnedRows held = PinOrDie(&cache, KeyRange(0, cache.MaxPinnedRows() / 2));
+  const std::uint64_t smaller = kSmall;
+  EXPECT_EQ(cache.SetCapacity(smaller).code(), StatusCode::kOutOfMemory);
+  EXPECT_GT(cache.stats().used_bytes, smaller);
+  for (std::size_t w = 0; w < held.size(); ++w) ASSERT_EQ(RowAt(held, w), TrainedRow(w, 1));
+  held.Release();
+  PinnedRows next = PinOrDie(&cache, KeyRange(0, 10));
+  EXPECT_LE(cache.stats().used_bytes, smaller);
+  for (std::size_t w = 0; w < next.size(); ++w) ASSERT_EQ(RowAt(next, w), TrainedRow(w, 1));
+  next.Release();
+  EXPECT_EQ(cache.SetCapacity(1000).code(), StatusCode::kInvalidArgument);
+  ASSERT_TRUE(cache.SetCapacity(8 * kSmall).ok());
+  const std::size_t grown = cache.MaxPinnedRows();
+  PinnedRows more = PinOrDie(&cache, KeyRange(0, grown));
+  EXPECT_LE(cache.stats().used_bytes, 8 * kSmall);
+}
+
+TEST(Capacity, ABigBudgetWithASmallTableCostsLittle) {
+  Fixture fixture(std::uint64_t{1} << 30, /*background=*/true);
+  fixture.options.chunk_bytes = 0;
+  ASSERT_TRUE(fixture.Open().ok());
+  const std::uint64_t write_buffers = fixture.cache->stats().used_bytes;
+  TrainRange(fixture.cache.get(), 0, 1000);
+  EXPECT_LE(fixture.cache->stats().used_bytes - write_buffers, std::uint64_t{5} << 20);
+}
+
+TEST(Capacity, WrongOptionsAreRefused) {
+  Fixture tiny(1000, /*background=*/false);
+  EXPECT_EQ(tiny.Open().code(), StatusCode::kInvalidArgument);
+  Fixture no_rows(kSmall, false);
+  no_rows.options.row_bytes = 0;
+  EXPECT_EQ(no_rows.Open().code(), StatusCode::kInvalidArgument);
+  Fixture share(kSmall, false);
+  share.options.lru_share = 1.5;
+  EXPECT_EQ(share.Open().code(), StatusCode::kInvalidArgument);
+  Fixture no_creator(kSmall, false);
+  no_creator.options.create_row = nullptr;
+  EXPECT_EQ(no_creator.Open().code(), StatusCode::kInvalidArgument);
+}
+
+// One run of everything; every call of a store that fails is followed by another try.
+void RunWithFaultAt(std::int64_t fault, bool background, int shards, bool* fault_was_hit) {
+  Fixture fixture(kSmall / 2, background, shards);
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  fixture.stores.back()->FailAt(fault);
+  const std::size_t all = cache.MaxPinnedRows();
+  std::map<Key, int> trained;
+  Rng rng(7);
+  bool failed = false;
+  for (int step = 0; step < 32; ++step) {
+    std::vector<Key> keys;
+    for (Key key = rng.Below(all); keys.size() < all / 2; key += 1 + rng.Below(4)) {
+      keys.push_back(key);
+    }
+    auto pinned = cache.Pin(keys);
+    if (!pinned.ok()) {
+      ASSERT_EQ(pinned.status().code(), StatusCode::kIo);
+      failed = true;
+      ASSERT_EQ(cache.stats().pinned_rows, 0u);
+      ASSERT_TRUE(cache.FlushDirty().ok()) << "the fault is over";
+      pinned = cache.Pin(keys);
+    }
+    ASSERT_TRUE(pinned.ok()) << pinned.status().ToString();
+    for (std::size_t w = 0; w < keys.size(); ++w) {
+      ASSERT_EQ(RowAt(*pinned, w), TrainedRow(keys[w], trained[keys[w]])) << keys[w];
+    }
+    TrainAll(&*pinned);
+    for (const Key key : keys) ++trained[key];
+    if (step % 4 == 3) {
+      Status flushed = cache.FlushDirty();
+      if (!flushed.ok()) {
+        failed = true;
+        flushed = cache.FlushDirty();
+      }
+      ASSERT_TRUE(flushed.ok()) << flushed.ToString();
+    }
+  }
+  for (const auto& [key, times] : trained) {
+    ASSERT_EQ(fixture.Stored(key), times > 0 ? TrainedRow(key, times) : Row()) << key;
+  }
+  *fault_was_hit = failed;
+}
+
+TEST(Faults, EveryCallOfAStoreFailsInTurn) {
+  for (const bool background : {false, true}) {
+    for (const int shards : {1, 2}) {
+      std::int64_t fault = 0;
+      for (bool hit = true; hit; ++fault) {
+        SCOPED_TRACE(testing::Message()
+                     << "call " << fault << " background " << background << " shards " << shards);
+        RunWithFaultAt(fault, background, shards, &hit);
+        if (HasFatalFailure()) return;
+      }
+      EXPECT_GT(fault, 15) << "the run must make calls that can fail";
+    }
+  }
+}
+
+// Stage 2 pins ahead while stage 4 trains, flushes and reads; the limit moves meanwhile.
+TEST(Concurrency, PinAheadWhileTrainingFlushingAndPeeking) {
+  for (const bool background : {false, true}) {
+    Fixture fixture(3 * kSmall, background, 2);
+    ASSERT_TRUE(fixture.Open().ok());
+    RowCache& cache = *fixture.cache;
+    constexpr int kBatches = 120;
+    constexpr Key kKeys = 6000;
+    struct Work {
+      std::vector<Key> keys;
+      PinnedRows pinned;
+    };
+    Channel<Work> channel(3);
+    Thread puller("puller", ThreadPriority::kNormal, [&] {
+      Rng rng(11);
+      for (int batch = 0; batch < kBatches; ++batch) {
+        Work work;
+        for (Key key = rng.Below(20); key < kKeys && work.keys.size() < 400;
+             key += 1 + rng.Below(30)) {
+          work.keys.push_back(key);
+        }
+        work.pinned = PinOrDie(&cache, work.keys);
+        if (batch % 10 == 9) {
+          const Status set = cache.SetCapacity((2 + rng.Below(3)) * kSmall);
+          EXPECT_TRUE(set.ok() || set.code() == StatusCode::kOutOfMemory) << set.ToString();
+        }
+        if (!channel.Send(std::move(work)).ok()) return;
+      }
+      channel.Close();
+    });
+    std::map<Key, int> trained;
+    Rng rng(12);
+    for (int batch = 0;; ++batch) {
+      auto received = channel.Receive();
+      ASSERT_TRUE(received.ok());
+      if (!received->has_value()) break;
+      Work work = std::move(**received);
+      for (std::size_t w = 0; w < work.keys.size(); ++w) {
+        ASSERT_EQ(RowAt(work.pinned, w), TrainedRow(work.keys[w], trained[work.keys[w]]));
+      }
+      if (rng.Below(6) > 0) {  // Sometimes a batch is cut.
+        TrainAll(&work.pinned);
+        for (const Key key : work.keys) ++trained[key];
+      }
+      if (batch % 7 == 0) {
+        ASSERT_TRUE(cache.FlushDirty().ok());
+      }
+      if (batch % 5 == 0) {
+        std::vector<Row> rows(work.keys.size(), Row(kRowBytes));
+        std::vector<std::byte*> places;
+        for (Row& row : rows) places.push_back(row.data());
+        std::vector<std::uint8_t> found(rows.size());
+        ASSERT_TRUE(cache.Peek(work.keys, places, found).ok());
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+          ASSERT_EQ(found[i], trained[work.keys[i]] > 0 ? 1 : 0);
+          if (found[i] != 0) {
+            ASSERT_EQ(rows[i], TrainedRow(work.keys[i], trained[work.keys[i]]));
+          }
+        }
+      }
+    }
+    puller.Join();
+    ASSERT_TRUE(cache.FlushDirty().ok());
+    for (const auto& [key, times] : trained) {
+      ASSERT_EQ(fixture.Stored(key), times > 0 ? TrainedRow(key, times) : Row()) << key;
+    }
+    EXPECT_EQ(cache.stats().pinned_rows, 0u);
+  }
+}
+
+// The names that a crash test arms.
+TEST(SyncPoints, AreHit) {
+  static std::atomic<int> before_write, after_write, before_read, evict, flush;
+  SyncPoint::Arm([](std::string_view name) {
+    before_write += name == "cache.writeback.before_write";
+    after_write += name == "cache.writeback.after_write";
+    before_read += name == "cache.pin.before_read";
+    evict += name == "cache.evict.before_write";
+    flush += name == "cache.flush.before_write";
+  });
+  {
+    Fixture fixture(kSmall, /*background=*/false);
+    ASSERT_TRUE(fixture.Open().ok());
+    TrainRange(fixture.cache.get(), 0, fixture.cache->MaxPinnedRows());
+    TrainRange(fixture.cache.get(), 1'000'000, 100);
+    ASSERT_TRUE(fixture.cache->FlushDirty().ok());
+  }
+  SyncPoint::Arm(nullptr);
+  EXPECT_GE(before_write, 2);
+  EXPECT_EQ(after_write, before_write);
+  EXPECT_EQ(before_read, 2);
+  EXPECT_EQ(evict, 100);
+  EXPECT_EQ(flush, 1);
+}
+
+TEST(Policy, FrequentRowsSurviveAScan) {
+  Fixture fixture(4 * kSmall, /*background=*/false);
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  const std::size_t all = cache.MaxPinnedRows();
+  const std::size_t frequent = all / 4;  // Less than the LFU's half.
+  for (int visit = 0; visit < 5; ++visit) TrainRange(&cache, 0, frequent);
+  // Ten times the cache, each row once.
+  for (Key next = 1'000'000; next < 1'000'000 + 10 * all; next += 50) {
+    TrainRange(&cache, next, 50);
+  }
+  const RowCacheStats before = cache.stats();
+  PinOrDie(&cache, KeyRange(0, frequent));
+  EXPECT_EQ(cache.stats().hits - before.hits, frequent);
+  EXPECT_EQ(cache.stats().misses, before.misses);
+}
+
+TEST(Policy, RecentRowsSurviveFrequentOnesOfTheLru) {
+  // The last rows seen stay, though seen once, as long as the LRU has room for them: what leaves
+  // are rows seen as often, but longer ago.
+  Fixture fixture(4 * kSmall, /*background=*/false);
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  const std::size_t all = cache.MaxPinnedRows();
+  for (int visit = 0; visit < 5; ++visit) TrainRange(&cache, 0, all / 4);
+  for (Key next = 1'000'000; next < 1'000'000 + 2 * all; next += 50) TrainRange(&cache, next, 50);
+  const Key end = 1'000'000 + (2 * all + 49) / 50 * 50;
+  const std::size_t recent = all * 2 / 5;
+  const std::uint64_t misses = cache.stats().misses;
+  PinOrDie(&cache, KeyRange(end - recent, recent));
+  EXPECT_EQ(cache.stats().misses, misses);
+}
+
+}  // namespace
+}  // namespace terrace

@@ -1,0 +1,89 @@
+// What the tests of the cache share: rows that say by their bytes what was done to them, and a
+// cache over fake stores. Threads: one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "terrace/base/clock.h"
+#include "terrace/base/rng.h"
+#include "terrace/cache/row_cache.h"
+#include "terrace/cache/testing/fake_store.h"
+
+namespace terrace::cache_testing {
+
+constexpr std::uint32_t kRowBytes = 40;
+using Row = std::vector<std::byte>;
+
+// The row a key starts with.
+inline void FillRow(Key key, std::byte* row) {
+  for (std::uint32_t i = 0; i < kRowBytes; ++i) {
+    row[i] = static_cast<std::byte>(MixKey(key + i) >> 13);
+  }
+}
+inline Row InitialRow(Key key) {
+  Row row(kRowBytes);
+  FillRow(key, row.data());
+  return row;
+}
+// What training makes of a row: depends on all its bytes.
+inline void Train(std::byte* row) {
+  const std::uint64_t hash = HashName({reinterpret_cast<const char*>(row), kRowBytes});
+  for (std::uint32_t i = 0; i < kRowBytes; ++i) {
+    row[i] = static_cast<std::byte>(MixKey(hash + i) >> 7);
+  }
+}
+inline Row RowAt(const PinnedRows& pinned, std::size_t w) {
+  return Row(pinned.row(w), pinned.row(w) + kRowBytes);
+}
+inline Row TrainedRow(Key key, int times) {
+  Row row = InitialRow(key);
+  for (int i = 0; i < times; ++i) Train(row.data());
+  return row;
+}
+inline std::vector<Key> KeyRange(Key first, std::size_t count) {
+  std::vector<Key> keys;
+  for (std::size_t i = 0; i < count; ++i) keys.push_back(first + i);
+  return keys;
+}
+inline std::vector<std::uint32_t> AllRows(const PinnedRows& pinned) {
+  std::vector<std::uint32_t> rows;
+  for (std::uint32_t w = 0; w < pinned.size(); ++w) rows.push_back(w);
+  return rows;
+}
+inline void TrainAll(PinnedRows* pinned) {
+  for (std::size_t w = 0; w < pinned->size(); ++w) Train(pinned->row(w));
+  pinned->MarkDirty(AllRows(*pinned));
+}
+
+struct Fixture {
+  Fixture(std::uint64_t capacity_bytes, bool background, int shards = 1) {
+    for (int i = 0; i < shards; ++i) stores.push_back(std::make_unique<FakeStore>(kRowBytes));
+    options.row_bytes = kRowBytes;
+    options.capacity_bytes = capacity_bytes;
+    options.background_write_back = background;
+    options.chunk_bytes = 4096;
+    options.create_row = FillRow;
+  }
+  // The cache is null when the options are refused.
+  Status Open() {
+    std::vector<Store*> borrowed;
+    for (auto& store : stores) borrowed.push_back(store.get());
+    auto made = RowCache::Create(options, Clock::Real(), borrowed);
+    if (!made.ok()) return made.status();
+    cache = std::move(made).value();
+    return OkStatus();
+  }
+  FakeStore& StoreOf(Key key) const {
+    return *stores[ShardOfHash(MixKey(key), static_cast<std::uint32_t>(stores.size()))];
+  }
+  Row Stored(Key key) const { return StoreOf(key).Get(key); }
+
+  RowCacheOptions options;
+  std::vector<std::unique_ptr<FakeStore>> stores;
+  std::unique_ptr<RowCache> cache;
+};
+
+}  // namespace terrace::cache_testing
