@@ -586,10 +586,16 @@ Status RowCacheImpl::FlushChunk(std::uint32_t chunk) {
 }
 
 std::uint64_t RowCacheImpl::dirty_bytes() const {
-  constexpr std::uint64_t kRecordOverhead = 64;  // Bytes a store adds to a row, at most.
+  // Bytes that a store adds to a row (its head, padding and place in the key section) and to a
+  // file.
+  constexpr std::uint64_t kPerRow = 64, kPerFile = 16384;
   const std::uint64_t rows =
       dirty_rows_.load(std::memory_order_relaxed) + write_back_->unwritten_rows();
-  return rows * (options_.row_bytes + kRecordOverhead);
+  if (rows == 0) return 0;
+  // Every full buffer, the rests of those that are there, and the last one make a file per shard.
+  const std::uint64_t files = (rows / BufferOptions(options_, stores_.size()).buffer_rows + 3) *
+                              static_cast<std::uint64_t>(stores_.size());
+  return rows * (options_.row_bytes + kPerRow) + files * kPerFile;
 }
 
 void RowCacheImpl::Abort(const Status& cause) {

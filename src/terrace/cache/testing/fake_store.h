@@ -28,6 +28,7 @@ class FakeStore final : public Store {
                     const std::function<Status(const RowView&)>& visit) override;
   Status Verify(std::vector<Finding>* findings) override;
   Status CompactNow() override;
+  void SetKeepFree(std::uint64_t /*bytes*/) override {}
   StoreStats stats() const override;
   std::uint64_t index_bytes() const override { return 0; }
   Status background_status() const override { return OkStatus(); }
