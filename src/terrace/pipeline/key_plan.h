@@ -1,0 +1,63 @@
+// KeyPlanner: turns the keys of a batch into a working set: the distinct keys of each table, and
+// for every mini-batch its distinct rows with their occurrences in the order in which gradients are
+// summed. A key is hashed once. Threads: one thread at a time (stage 2).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "terrace/base/ids.h"
+#include "terrace/base/status.h"
+#include "terrace/data/batch.h"
+#include "terrace/pipeline/work_item.h"
+
+namespace terrace {
+
+// What the planner has to know of a slot.
+struct PlannedSlot {
+  std::uint32_t table = 0;
+  std::uint32_t input_offset = 0;  // Column of the embedding block.
+  bool mean =
+      false;  // Mean pooling: an occurrence's value is divided by the number of the slot's keys.
+};
+
+class KeyPlanner {
+ public:
+  // slots: by DataSchema::slots.
+  KeyPlanner(std::vector<PlannedSlot> slots, std::size_t tables, std::uint32_t minibatch_size);
+  ~KeyPlanner();
+
+  // Plans examples [first_example, ...) of `batch` mini-batch by mini-batch into one item, and
+  // stops before a mini-batch that would take a table beyond max_rows[t] distinct keys. The item
+  // holds at least one mini-batch; kOutOfMemory when that one alone is too large: `table` and the
+  // rows it has are in the message. first_minibatch: the batch's mini-batch that starts at
+  // first_example. REQUIRES: first_example < batch->examples.
+  Result<std::unique_ptr<WorkItem>> Plan(std::shared_ptr<const Batch> batch,
+                                         std::uint32_t first_example, std::uint32_t first_minibatch,
+                                         std::span<const std::size_t> max_rows);
+
+  std::uint64_t MemoryBytes() const;
+
+ private:
+  class KeyMap;
+
+  // Appends one mini-batch. False: a table is beyond its limit; the item is as before.
+  bool AddMinibatch(WorkItem* item, std::uint32_t begin, std::uint32_t end,
+                    std::span<const std::size_t> max_rows, std::uint32_t* full_table);
+  void LookUp(const Batch& batch, std::uint32_t begin, std::uint32_t end, WorkItem* item);
+  void Invert(const Batch& batch, std::uint32_t begin, std::uint32_t end, WorkItem* item);
+
+  const std::vector<PlannedSlot> slots_;
+  const std::size_t tables_;
+  const std::uint32_t minibatch_size_;
+  const bool any_mean_;
+  std::vector<std::unique_ptr<KeyMap>> maps_;  // (tables)
+  std::uint32_t minibatch_stamp_ = 0;  // Number of the current mini-batch over the planner's life.
+  std::uint32_t set_stamp_ = 1;        // The first stamp of the current working set.
+  std::vector<std::vector<std::uint32_t>> counts_;  // (tables)(local rows) scratch of Invert
+};
+
+}  // namespace terrace

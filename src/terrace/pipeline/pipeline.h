@@ -1,0 +1,96 @@
+// Pipeline: runs a given list of stages, one thread each, with a bounded channel between neighbours
+// (HPS 3, appendix B). A stage stalls when the next channel is full. The first failure wins, ends
+// every stage, and is the result. Threads: Run is called once; the last stage runs on the caller's
+// thread, and with depth 0 all of them do.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "terrace/base/clock.h"
+#include "terrace/base/mutex.h"
+#include "terrace/base/status.h"
+#include "terrace/pipeline/work_item.h"
+
+namespace terrace {
+
+class Stage {
+ public:
+  // Hands an item to the next stage. Blocks: while its channel is full. An error: stop and return
+  // it.
+  using Emit = std::function<Status(std::unique_ptr<WorkItem>)>;
+
+  virtual ~Stage() = default;
+  virtual const std::string& name() const = 0;
+  // Takes an item and emits none, one or several. The first stage gets nullptr, again and again,
+  // until it sets *done.
+  virtual Status Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* done) = 0;
+  // Ends a blocked Process soon. Any thread; after the failure of another stage.
+  virtual void Cancel(const Status& /*cause*/) {}
+};
+
+struct StageReport {
+  std::string name;
+  double busy_seconds = 0;
+  double waited_for_input_seconds = 0;
+  double waited_for_output_seconds = 0;
+  double cpu_seconds = 0;  // Of the stage's own thread.
+  std::uint64_t items = 0;
+};
+
+struct ChannelState {
+  std::string name;  // Of the stage that fills it.
+  std::size_t size = 0;
+  std::size_t capacity = 0;
+  std::uint64_t bytes = 0;  // Held by the items in it, rows not counted.
+};
+
+class Pipeline {
+ public:
+  // capacities: of the channel after each stage but the last; empty runs the stages one after
+  // another (depth 0). Borrows stages and clock until Run returns.
+  Pipeline(std::vector<Stage*> stages, std::vector<std::size_t> capacities, Clock* clock);
+  ~Pipeline();
+
+  // Blocks: until the first stage is done and all items have passed, or a stage failed. Every item
+  // is destroyed then.
+  Status Run();
+  // Ends Run soon with `cause`. Any thread.
+  void Abort(const Status& cause);
+
+  // Any thread, during Run too.
+  std::vector<StageReport> times() const;
+  std::vector<ChannelState> channels() const;
+  void SetCapacity(std::size_t channel, std::size_t capacity);
+
+ private:
+  struct Link;
+
+  Status RunSequential();
+  Status RunThreaded();
+  // Body of stage s; returns when its input ends or something failed.
+  void StageLoop(std::size_t s);
+  Status RunStage(std::size_t s);
+  void AddTime(std::size_t s, double StageReport::*field, double seconds);
+
+  const std::vector<Stage*> stages_;
+  const std::vector<std::size_t> capacities_;
+  Clock* const clock_;
+  std::vector<std::unique_ptr<Link>> links_;  // links_[s] lies between stage s and s + 1.
+  mutable Mutex mu_;
+  Status failure_ TERRACE_GUARDED_BY(mu_);
+  std::vector<StageReport> times_ TERRACE_GUARDED_BY(mu_);
+};
+
+// The capacities for `depth` batches ahead: the channel after a slower stage is the deeper one (HPS
+// 3 presets them from the stages' times). busy_seconds: of each stage; all 0 gives `depth`
+// everywhere. fixed: (channels) 0 or the user's.
+std::vector<std::size_t> ChannelCapacities(int depth, std::span<const double> busy_seconds,
+                                           std::span<const std::size_t> fixed);
+
+}  // namespace terrace

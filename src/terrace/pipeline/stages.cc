@@ -1,0 +1,118 @@
+#include "terrace/pipeline/stages.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "terrace/base/check.h"
+
+namespace terrace {
+
+ReadStage::ReadStage(ExampleSource* source, std::uint32_t batch_examples, std::uint32_t minibatch)
+    : source_(source), batch_examples_(batch_examples), minibatch_(minibatch) {
+  TERRACE_CHECK(minibatch > 0 && batch_examples % minibatch == 0);
+}
+
+Status ReadStage::Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* done) {
+  TERRACE_CHECK(item == nullptr);
+  TERRACE_ASSIGN_OR_RETURN(std::optional<Batch> batch, source_->Next(batch_examples_, minibatch_));
+  if (!batch.has_value()) {
+    *done = true;
+    return OkStatus();
+  }
+  item = std::make_unique<WorkItem>();
+  item->minibatch_size = minibatch_;
+  item->end_example = batch->examples;
+  item->last_of_batch = true;
+  item->batch = std::make_shared<const Batch>(std::move(*batch));
+  return emit(std::move(item));
+}
+
+void ReadStage::Cancel(const Status& /*cause*/) { source_->Cancel(); }
+
+PullStage::PullStage(Options options, std::vector<RowCache*> caches)
+    : options_(std::move(options)),
+      caches_(std::move(caches)),
+      planner_(options_.slots, caches_.size(), options_.minibatch) {}
+
+Result<std::unique_ptr<WorkItem>> PullStage::Plan(const std::shared_ptr<const Batch>& batch,
+                                                  std::uint32_t first_example,
+                                                  std::uint32_t first_minibatch) {
+  std::vector<std::size_t> all;
+  std::vector<std::size_t> share;
+  for (const RowCache* cache : caches_) {
+    all.push_back(cache->MaxPinnedRows());
+    share.push_back(std::max<std::size_t>(1, all.back() / options_.resident_sets));
+  }
+  Result<std::unique_ptr<WorkItem>> item =
+      planner_.Plan(batch, first_example, first_minibatch, share);
+  if (!item.ok() && item.status().code() == StatusCode::kOutOfMemory &&
+      options_.resident_sets > 1) {
+    // One mini-batch that fits only alone: it waits for the set before it.
+    item = planner_.Plan(batch, first_example, first_minibatch, all);
+  }
+  planner_bytes_.store(planner_.MemoryBytes(), std::memory_order_relaxed);
+  return item;
+}
+
+Status PullStage::Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* /*done*/) {
+  const std::shared_ptr<const Batch> batch = std::move(item->batch);
+  if (batch->examples == 0) {  // Only tells the end of an epoch.
+    item->batch = batch;
+    item->tables.resize(caches_.size());
+    return emit(std::move(item));
+  }
+  std::uint32_t example = 0;
+  std::uint32_t minibatch = 0;
+  while (example < batch->examples) {
+    if (options_.before_pull) TERRACE_RETURN_IF_ERROR(options_.before_pull());
+    TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<WorkItem> planned, Plan(batch, example, minibatch));
+    example = planned->end_example;
+    minibatch += planned->minibatches;
+    for (std::size_t t = 0; t < caches_.size(); ++t) {
+      TableWork& table = planned->tables[t];
+      TERRACE_ASSIGN_OR_RETURN(table.pinned, caches_[t]->Pin(table.keys));
+    }
+    TERRACE_RETURN_IF_ERROR(emit(std::move(planned)));
+  }
+  return OkStatus();
+}
+
+void PullStage::Cancel(const Status& cause) {
+  for (RowCache* cache : caches_) cache->Abort(cause);
+}
+
+Status HostStage::Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* /*done*/) {
+  for (TableWork& table : item->tables) {
+    table.places.resize(table.rows.size());
+    for (std::size_t r = 0; r < table.rows.size(); ++r)
+      table.places[r] = table.pinned.row(table.rows[r]);
+  }
+  return emit(std::move(item));
+}
+
+Status TrainStage::Process(std::unique_ptr<WorkItem> item, const Emit& /*emit*/, bool* /*done*/) {
+  Status status;
+  std::uint32_t trained = 0;
+  while (status.ok() && trained < item->minibatches) {
+    // Relaxed: a mini-batch more or less before the stop does not matter.
+    if (cancelled_.load(std::memory_order_relaxed)) status = AbortedError("another stage failed");
+    if (status.ok()) status = train_(item.get(), trained);
+    if (status.ok()) ++trained;
+  }
+  if (item->minibatches == 0) status = train_(item.get(), 0);
+  MarkTrained(item.get(), trained);
+  return status;
+}
+
+void TrainStage::Cancel(const Status& /*cause*/) { cancelled_.store(true, std::memory_order_relaxed); }
+
+void MarkTrained(WorkItem* item, std::uint32_t trained) {
+  TERRACE_CHECK(trained <= item->minibatches);
+  if (trained == 0) return;
+  for (TableWork& table : item->tables) {
+    table.pinned.MarkDirty(
+        std::span<const std::uint32_t>(table.rows.data(), table.row_begin[trained]));
+  }
+}
+
+}  // namespace terrace

@@ -1,0 +1,101 @@
+// The four stages of a job on one machine: read, pull, stage (host), train.
+// Threads: each stage's Process runs on the thread that the pipeline gives it; Cancel from any.
+// Borrow what they are given until the pipeline has run.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "terrace/cache/row_cache.h"
+#include "terrace/data/example_source.h"
+#include "terrace/pipeline/key_plan.h"
+#include "terrace/pipeline/pipeline.h"
+
+namespace terrace {
+
+// Stage 1: the source's batches, one item each.
+class ReadStage final : public Stage {
+ public:
+  // batch_examples: a multiple of minibatch.
+  ReadStage(ExampleSource* source, std::uint32_t batch_examples, std::uint32_t minibatch);
+  const std::string& name() const override { return name_; }
+  Status Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* done) override;
+  void Cancel(const Status& cause) override;
+
+ private:
+  const std::string name_ = "read";
+  ExampleSource* const source_;
+  const std::uint32_t batch_examples_;
+  const std::uint32_t minibatch_;
+};
+
+// Stage 2: plans the working set and pins its rows; cuts a batch whose rows do not fit.
+class PullStage final : public Stage {
+ public:
+  struct Options {
+    std::vector<PlannedSlot> slots;  // By DataSchema::slots.
+    std::uint32_t minibatch = 0;     // Examples.
+    // Working sets that are to be in memory together: 1 at depth 0, else 2, so that one is brought
+    // up beside another.
+    std::uint32_t resident_sets = 2;
+    // Called before each plan; lets the owner shrink caches for an index that has grown. An error
+    // stops the run.
+    std::function<Status()> before_pull;
+  };
+  // caches: by table.
+  PullStage(Options options, std::vector<RowCache*> caches);
+  const std::string& name() const override { return name_; }
+  Status Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* done) override;
+  void Cancel(const Status& cause) override;
+  std::uint64_t MemoryBytes() const {
+    return planner_bytes_.load(std::memory_order_relaxed);
+  }  // A gauge.
+
+ private:
+  Result<std::unique_ptr<WorkItem>> Plan(const std::shared_ptr<const Batch>& batch,
+                                         std::uint32_t first_example,
+                                         std::uint32_t first_minibatch);
+
+  const std::string name_ = "pull";
+  const Options options_;
+  const std::vector<RowCache*> caches_;
+  KeyPlanner planner_;
+  std::atomic<std::uint64_t> planner_bytes_{0};
+};
+
+// Stage 3 on a CPU job: rows are used where they are; each mini-batch learns where that is.
+class HostStage final : public Stage {
+ public:
+  const std::string& name() const override { return name_; }
+  Status Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* done) override;
+
+ private:
+  const std::string name_ = "stage";
+};
+
+// Stage 4: hands each mini-batch in order to `train`, then releases the rows. An error of `train`
+// ends the run; the mini-batches before it stay trained, and their rows are marked dirty.
+class TrainStage final : public Stage {
+ public:
+  using Train = std::function<Status(WorkItem* item, std::uint32_t minibatch)>;
+  explicit TrainStage(Train train) : train_(std::move(train)) {}
+  const std::string& name() const override { return name_; }
+  Status Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* done) override;
+  void Cancel(const Status& cause) override;
+
+ private:
+  const std::string name_ = "train";
+  const Train train_;
+  std::atomic<bool> cancelled_{false};
+};
+
+// Marks the rows of mini-batches [0, trained) of the item dirty: what a checkpoint in the midst of
+// an item needs.
+void MarkTrained(WorkItem* item, std::uint32_t trained);
+
+}  // namespace terrace

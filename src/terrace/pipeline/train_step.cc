@@ -1,0 +1,329 @@
+#include "terrace/pipeline/train_step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "terrace/base/check.h"
+
+namespace terrace {
+namespace {
+
+// Beyond it a sum over the occurrences of a key, or its square, may leave the range of float.
+constexpr float kGradientLimit = 1e15f;
+// Rows whose sums are made and applied while they are in the first cache: 64 rows of 64 floats are
+// 16 KiB.
+constexpr std::size_t kRowsAtOnce = 64;
+
+// The largest magnitude; NaN counts as infinite.
+float MaxMagnitude(const float* values, std::size_t count) {
+  std::uint32_t largest = 0;  // Bits of a magnitude order as its value does, NaN above infinity.
+  for (std::size_t i = 0; i < count; ++i) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &values[i], sizeof bits);
+    largest = std::max(largest, bits & 0x7fffffffu);
+  }
+  if (largest >= 0x7f800000u) return INFINITY;
+  float magnitude;
+  std::memcpy(&magnitude, &largest, sizeof magnitude);
+  return magnitude;
+}
+
+std::uint32_t SliceBegin(std::uint32_t examples, int worker, int workers) {
+  return static_cast<std::uint32_t>(std::uint64_t{examples} * static_cast<std::uint32_t>(worker) /
+                                    static_cast<std::uint32_t>(workers));
+}
+
+}  // namespace
+
+struct StepExecutor::Slice {
+  std::unique_ptr<NetworkContext> context;
+  std::uint32_t begin = 0;  // Of the mini-batch.
+  std::uint32_t end = 0;
+  double loss_sum = 0;
+  float largest_gradient = 0;
+  Status status;
+  std::vector<float> gradient_sum;      // (kRowsAtOnce, weight_floats)
+  std::vector<StatisticsDelta> deltas;  // (kRowsAtOnce)
+};
+
+StepExecutor::StepExecutor(std::vector<StepTable> tables, std::uint32_t minibatch, Network* network,
+                           WorkerGroup* workers)
+    : tables_(std::move(tables)), minibatch_(minibatch), network_(network), workers_(workers) {}
+
+StepExecutor::~StepExecutor() = default;
+
+Result<std::unique_ptr<StepExecutor>> StepExecutor::Create(std::vector<StepTable> tables,
+                                                           std::uint32_t minibatch,
+                                                           Network* network, WorkerGroup* workers) {
+  std::unique_ptr<StepExecutor> executor(
+      new StepExecutor(std::move(tables), minibatch, network, workers));
+  const auto count = static_cast<std::uint32_t>(workers->size());
+  std::size_t widest = 0;
+  for (const StepTable& table : executor->tables_) {
+    widest = std::max<std::size_t>(widest, table.schema->weight_floats());
+  }
+  for (std::uint32_t worker = 0; worker < count; ++worker) {
+    auto slice = std::make_unique<Slice>();
+    TERRACE_ASSIGN_OR_RETURN(slice->context, network->NewContext((minibatch + count - 1) / count));
+    slice->gradient_sum.resize(kRowsAtOnce * widest);
+    slice->deltas.resize(kRowsAtOnce);
+    executor->slices_.push_back(std::move(slice));
+  }
+  executor->gradient_lines_.resize(minibatch);
+  executor->wide_gradient_.resize(minibatch);
+  return executor;
+}
+
+Status StepExecutor::WarmUp() {
+  const auto count = static_cast<std::uint32_t>(slices_.size());
+  const std::uint32_t examples = (minibatch_ + count - 1) / count;
+  workers_->Run([&](int worker) {
+    Slice* slice = slices_[static_cast<std::size_t>(worker)].get();
+    const NetworkInput input = slice->context->input();
+    for (std::uint32_t e = 0; e < examples; ++e) {
+      std::fill_n(input.block + e * input.stride, network_->input_spec().width(), 0.0f);
+      input.label[e] = 0;
+      input.weight[e] = 1;
+      if (input.wide != nullptr) input.wide[e] = 0;
+    }
+    slice->status = network_->Forward(slice->context.get(), examples).status();
+    if (slice->status.ok()) slice->status = network_->Backward(slice->context.get(), examples, 1.0f);
+  });
+  return FirstError();
+}
+
+void StepExecutor::Prepare(const WorkItem& item, std::uint32_t m) {
+  const std::uint32_t begin = item.MinibatchBegin(m);
+  const std::uint32_t examples = item.MinibatchEnd(m) - begin;
+  TERRACE_CHECK(examples > 0 && examples <= minibatch_);
+  double weight = 0;
+  for (std::uint32_t e = 0; e < examples; ++e) {
+    weight += item.batch->weight.empty() ? 1.0f : item.batch->weight[begin + e];
+  }
+  loss_scale_ = weight > 0 ? static_cast<float>(1.0 / weight) : 0.0f;
+  predictions_.clear();
+  contexts_.clear();
+  for (int worker = 0; worker < workers_->size(); ++worker) {
+    Slice* slice = slices_[static_cast<std::size_t>(worker)].get();
+    slice->begin = SliceBegin(examples, worker, workers_->size());
+    slice->end = SliceBegin(examples, worker + 1, workers_->size());
+    slice->status = OkStatus();
+    if (slice->end > slice->begin) contexts_.push_back(slice->context.get());
+  }
+}
+
+void StepExecutor::ForwardSlice(const WorkItem& item, std::uint32_t m, Slice* slice) {
+  const Batch& batch = *item.batch;
+  const NetworkInput input = slice->context->input();
+  const NetworkInputSpec& spec = network_->input_spec();
+  const std::size_t first = item.MinibatchBegin(m) + std::size_t{slice->begin};
+  const std::uint32_t examples = slice->end - slice->begin;
+  for (std::uint32_t e = 0; e < examples; ++e) {
+    std::memcpy(input.block + e * input.stride + spec.embedding_width,
+                batch.dense.data() + (first + e) * spec.dense_width,
+                spec.dense_width * sizeof(float));
+    input.label[e] = batch.label[first + e];
+    input.weight[e] = batch.weight.empty() ? 1.0f : batch.weight[first + e];
+    if (input.wide != nullptr) input.wide[e] = 0;
+  }
+  GatherInput gather;
+  gather.key_begin = batch.key_begin.data() + first * batch.slots;
+  gather.slots_per_example = batch.slots;
+  gather.examples = examples;
+  gather.local_row =
+      item.local_row.data() +
+      (gather.key_begin[0] - batch.key_begin[std::size_t{item.first_example} * batch.slots]);
+  gather.values = batch.values.empty() ? nullptr : batch.values.data() + gather.key_begin[0];
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    const TableWork& work = item.tables[t];
+    GatherPooled(*tables_[t].schema, tables_[t].slots, gather,
+                 work.places.data() + work.row_begin[m], input.block, input.stride, input.wide);
+  }
+  Result<double> loss = network_->Forward(slice->context.get(), examples);
+  slice->status = loss.status();
+  if (loss.ok()) slice->loss_sum = *loss;
+}
+
+void StepExecutor::BackwardSlice(Slice* slice) {
+  if (!slice->status.ok()) return;
+  const std::uint32_t examples = slice->end - slice->begin;
+  slice->status = network_->Backward(slice->context.get(), examples, loss_scale_);
+  if (!slice->status.ok()) return;
+  const NetworkContext& context = *slice->context;
+  const std::size_t width = network_->input_spec().embedding_width;
+  float largest = 0;
+  for (std::uint32_t e = 0; e < examples; ++e) {
+    const float* line = context.block_gradient() + e * context.block_gradient_stride();
+    gradient_lines_[slice->begin + e] = line;
+    largest = std::max(largest, MaxMagnitude(line, width));
+  }
+  if (context.wide_gradient() != nullptr) {
+    std::memcpy(wide_gradient_.data() + slice->begin, context.wide_gradient(),
+                examples * sizeof(float));
+    largest = std::max(largest, MaxMagnitude(context.wide_gradient(), examples));
+  }
+  slice->largest_gradient = largest;
+}
+
+Status StepExecutor::FirstError() const {
+  for (const auto& slice : slices_) TERRACE_RETURN_IF_ERROR(slice->status);
+  return OkStatus();
+}
+
+Result<std::span<const SlicePrediction>> StepExecutor::Predict(const WorkItem& item,
+                                                               std::uint32_t m) {
+  Prepare(item, m);
+  workers_->Run([&](int worker) {
+    Slice* slice = slices_[static_cast<std::size_t>(worker)].get();
+    if (slice->end > slice->begin) ForwardSlice(item, m, slice);
+  });
+  TERRACE_RETURN_IF_ERROR(FirstError());
+  for (const auto& slice : slices_) {
+    if (slice->end == slice->begin) continue;
+    const NetworkInput input = slice->context->input();
+    predictions_.push_back({slice->context->logit(), slice->context->probability(), input.label,
+                            input.weight, slice->end - slice->begin, slice->loss_sum});
+  }
+  return std::span<const SlicePrediction>(predictions_);
+}
+
+Result<std::span<const SlicePrediction>> StepExecutor::Train(
+    const WorkItem& item, std::uint32_t m, const StepRates& rates, std::uint64_t examples_seen,
+    const std::function<std::string(std::uint32_t)>& file_name) {
+  Prepare(item, m);
+  workers_->Run([&](int worker) {
+    Slice* slice = slices_[static_cast<std::size_t>(worker)].get();
+    if (slice->end == slice->begin) return;
+    ForwardSlice(item, m, slice);
+    BackwardSlice(slice);
+  });
+  TERRACE_RETURN_IF_ERROR(FirstError());
+  for (const auto& slice : slices_) {
+    if (slice->end == slice->begin) continue;
+    if (!std::isfinite(slice->loss_sum))
+      return BadGradient(item, m, file_name, "the loss is not finite");
+    if (!(slice->largest_gradient < kGradientLimit)) {
+      return BadGradient(item, m, file_name,
+                         "a gradient of an embedding is not finite, or beyond 1e15");
+    }
+    const NetworkInput input = slice->context->input();
+    predictions_.push_back({slice->context->logit(), slice->context->probability(), input.label,
+                            input.weight, slice->end - slice->begin, slice->loss_sum});
+  }
+  const int parts = workers_->size();
+  workers_->Run([&](int worker) { network_->ReduceGradients(contexts_, worker, parts); });
+  if (!std::isfinite(network_->GradientSquareSum())) {
+    return BadGradient(item, m, file_name, "a gradient of the network is not finite");
+  }
+  DenseStep dense;
+  dense.learning_rate = rates.dense;
+  workers_->Run([&](int worker) {
+    network_->ApplyGradients(dense, worker, parts);
+    ApplyRows(item, m, worker, rates,
+              examples_seen + (item.MinibatchEnd(m) - item.MinibatchBegin(m)));
+  });
+  network_->Advance();
+  return std::span<const SlicePrediction>(predictions_);
+}
+
+void StepExecutor::ApplyRows(const WorkItem& item, std::uint32_t m, int worker,
+                             const StepRates& rates, std::uint64_t examples_seen) {
+  Slice* slice = slices_[static_cast<std::size_t>(worker)].get();
+  const std::uint32_t begin_example = item.MinibatchBegin(m);
+  SparseGradients gradients;
+  gradients.line = gradient_lines_.data();
+  gradients.wide = network_->input_spec().wide ? wide_gradient_.data() : nullptr;
+  gradients.label = item.batch->label.data() + begin_example;
+  gradients.weight =
+      item.batch->weight.empty() ? nullptr : item.batch->weight.data() + begin_example;
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    const TableWork& work = item.tables[t];
+    const std::size_t row_begin = work.row_begin[m];
+    const std::size_t row_count = work.row_begin[m + 1] - row_begin;
+    const std::size_t occurrence_begin = work.occurrence_begin[m];
+    const std::size_t occurrences = work.occurrence_begin[m + 1] - occurrence_begin;
+    MiniBatchRows rows;
+    rows.row = std::span<std::byte* const>(work.places.data() + row_begin, row_count);
+    rows.begin =
+        std::span<const std::uint32_t>(work.inverse_begin.data() + row_begin + m, row_count + 1);
+    rows.example =
+        std::span<const std::uint32_t>(work.example.data() + occurrence_begin, occurrences);
+    rows.input_offset =
+        std::span<const std::uint32_t>(work.input_offset.data() + occurrence_begin, occurrences);
+    if (!work.value.empty()) {
+      rows.value = std::span<const float>(work.value.data() + occurrence_begin, occurrences);
+    }
+    // Equal shares of rows and occurrences together; the bits do not depend on where the ranges
+    // part.
+    auto boundary = [&](int part) -> std::size_t {
+      const std::size_t target = (row_count + occurrences) * static_cast<std::size_t>(part) /
+                                 static_cast<std::size_t>(workers_->size());
+      std::size_t low = 0, high = row_count;
+      while (low < high) {
+        const std::size_t middle = (low + high) / 2;
+        if (middle + rows.begin[middle] < target)
+          low = middle + 1;
+        else
+          high = middle;
+      }
+      return low;
+    };
+    ApplyStep step;
+    step.learning_rate = rates.sparse[t];
+    step.examples_seen = examples_seen;
+    const std::size_t last = boundary(worker + 1);
+    for (std::size_t first = boundary(worker); first < last; first += kRowsAtOnce) {
+      const std::size_t end = std::min(first + kRowsAtOnce, last);
+      Accumulate(*tables_[t].schema, rows, gradients, first, end, slice->gradient_sum.data(),
+                 slice->deltas.data());
+      Apply(*tables_[t].schema, step, rows.row.subspan(first, end - first),
+            slice->gradient_sum.data(), slice->deltas.data());
+    }
+  }
+}
+
+Status StepExecutor::BadGradient(const WorkItem& item, std::uint32_t m,
+                                 const std::function<std::string(std::uint32_t)>& file_name,
+                                 std::string_view what) const {
+  const Batch& batch = *item.batch;
+  const std::uint32_t begin = item.MinibatchBegin(m);
+  const std::uint32_t end = item.MinibatchEnd(m);
+  std::string message = fmt::format(
+      "{} in the mini-batch of examples {} to {} of the run; nothing of it was applied.", what,
+      batch.first_example + begin, batch.first_example + end - 1);
+  int shown = 0;
+  for (const auto& slice : slices_) {
+    for (std::uint32_t e = slice->begin; e < slice->end && shown < 3; ++e) {
+      const std::uint32_t local = e - slice->begin;
+      const float logit = slice->context->logit()[local];
+      const float* line =
+          slice->context->block_gradient() + local * slice->context->block_gradient_stride();
+      const bool bad =
+          !std::isfinite(logit) ||
+          !(MaxMagnitude(line, network_->input_spec().embedding_width) < kGradientLimit);
+      if (!bad) continue;
+      ++shown;
+      const std::uint32_t at = begin + e;
+      message += fmt::format(" Line {} of '{}', keys", batch.origin_line[at],
+                             file_name(batch.origin_file[at]));
+      const std::uint32_t first_key = batch.key_begin[std::size_t{at} * batch.slots];
+      const std::uint32_t last_key = batch.key_begin[std::size_t{at + 1} * batch.slots];
+      for (std::uint32_t k = first_key; k < std::min(last_key, first_key + 8); ++k) {
+        message += fmt::format(" {:#x}", batch.keys[k]);
+      }
+      message += last_key > first_key + 8 ? " ..." : ".";
+    }
+  }
+  if (shown == 0) {
+    message += fmt::format(" It begins at line {} of '{}'.", batch.origin_line[begin],
+                           file_name(batch.origin_file[begin]));
+  }
+  return InternalError(message +
+                       " Lower the learning rates, or clip (network.optimizer.clip_norm).");
+}
+
+}  // namespace terrace

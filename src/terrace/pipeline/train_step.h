@@ -1,0 +1,95 @@
+// StepExecutor: one mini-batch from rows to rows: gather and pool, forward, backward, sum the
+// gradients per key, apply (HPS algorithm 1, lines 12-14). A mini-batch runs as one slice per
+// compute thread; all sums have a fixed order, so the result depends on the number of compute
+// threads and on nothing else of the machine. Threads: one caller; the work runs on the
+// WorkerGroup. Borrows network, workers and schemas.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "terrace/base/status.h"
+#include "terrace/base/thread.h"
+#include "terrace/model/network.h"
+#include "terrace/pipeline/work_item.h"
+#include "terrace/table/gather.h"
+#include "terrace/table/row_schema.h"
+#include "terrace/table/sparse_update.h"
+
+namespace terrace {
+
+// What a step needs to know of one table.
+struct StepTable {
+  const RowSchema* schema = nullptr;
+  std::vector<GatherSlot> slots;  // The table's slots.
+};
+
+struct StepRates {
+  std::vector<std::vector<float>> sparse;  // (tables)(segments) learning rates of this step
+  float dense = 0;
+};
+
+// The predictions of one slice, in the order of examples; valid until the next step.
+struct SlicePrediction {
+  const float* logit = nullptr;
+  const float* probability = nullptr;
+  const float* label = nullptr;
+  const float* weight = nullptr;
+  std::uint32_t examples = 0;
+  double logloss_sum = 0;
+};
+
+class StepExecutor {
+ public:
+  // Makes one context per worker for its share of `minibatch` examples. kOutOfMemory.
+  static Result<std::unique_ptr<StepExecutor>> Create(std::vector<StepTable> tables,
+                                                      std::uint32_t minibatch, Network* network,
+                                                      WorkerGroup* workers);
+  ~StepExecutor();
+
+  // Predicts mini-batch m, then trains on it: rows, dense parameters and statistics change.
+  // examples_seen: trained before this step, of the whole run. A loss or gradient that is NaN,
+  // infinite or beyond 1e30: kInternal, naming files, lines and keys; nothing was applied.
+  // file_name: of an origin_file number, for that message.
+  Result<std::span<const SlicePrediction>> Train(
+      const WorkItem& item, std::uint32_t m, const StepRates& rates, std::uint64_t examples_seen,
+      const std::function<std::string(std::uint32_t)>& file_name);
+  // Predicts only. Rows that `places` has as nullptr read as zeros.
+  Result<std::span<const SlicePrediction>> Predict(const WorkItem& item, std::uint32_t m);
+
+  // Runs forward and backward on zeros in every context, so that all memory they will use is in use. Changes nothing.
+  Status WarmUp();
+
+ private:
+  struct Slice;
+
+  StepExecutor(std::vector<StepTable> tables, std::uint32_t minibatch, Network* network,
+               WorkerGroup* workers);
+  void Prepare(const WorkItem& item, std::uint32_t m);
+  void ForwardSlice(const WorkItem& item, std::uint32_t m, Slice* slice);
+  void BackwardSlice(Slice* slice);
+  void ApplyRows(const WorkItem& item, std::uint32_t m, int worker, const StepRates& rates,
+                 std::uint64_t examples_seen);
+  Status FirstError() const;
+  Status BadGradient(const WorkItem& item, std::uint32_t m,
+                     const std::function<std::string(std::uint32_t)>& file_name,
+                     std::string_view what) const;
+
+  const std::vector<StepTable> tables_;
+  const std::uint32_t minibatch_;
+  Network* const network_;
+  WorkerGroup* const workers_;
+  std::vector<std::unique_ptr<Slice>> slices_;  // (workers)
+  std::vector<SlicePrediction> predictions_;    // Those that have examples.
+  std::vector<NetworkContext*> contexts_;       // Likewise.
+  // Of the current mini-batch:
+  float loss_scale_ = 0;
+  std::vector<const float*> gradient_lines_;  // (examples)
+  std::vector<float> wide_gradient_;          // (examples)
+};
+
+}  // namespace terrace

@@ -1,0 +1,51 @@
+// MemoryPlan: how the budget of the whole process is split, computed before the start and printed.
+// Threads: pure functions and a value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "terrace/base/status.h"
+#include "terrace/train/job.h"
+
+namespace terrace {
+
+struct MemoryPlanInput {
+  std::uint64_t budget_bytes = 0;
+  std::uint64_t resident_bytes = 0;  // Of the process now: code, network, contexts; they stay.
+  std::uint32_t stores = 1;          // Tables * shards.
+  std::uint32_t slots = 0;           // Of the data.
+  std::uint32_t dense_width = 0;     // Floats.
+  std::uint32_t batch = 0;           // Examples, as the job asks.
+  std::uint32_t minibatch = 0;
+  std::vector<std::size_t> channel_capacities;  // Empty at depth 0.
+  std::uint32_t row_bytes_max = 0;              // The widest table's.
+  std::uint64_t dense_state_bytes = 0;          // A copy of it is made for a checkpoint.
+  std::uint64_t read_ahead_bytes = 0;           // Asked for.
+  std::uint64_t index_bytes = 0;                // Of the stores now; more after a resume.
+  bool validates = false;
+};
+
+struct MemoryPlan {
+  std::uint64_t budget_bytes = 0;
+  std::uint64_t resident_bytes = 0;   // Code, network and contexts.
+  std::uint64_t slack_bytes = 0;      // For what nobody counts: allocator, stacks, page tables.
+  std::uint64_t transient_bytes = 0;  // Checkpoint copies, metrics, validation.
+  std::uint64_t read_ahead_bytes = 0;  // Of one source; decompression has as much again.
+  std::uint64_t io_buffer_bytes = 0;   // Of one store and use; a store has three.
+  std::uint64_t io_bytes = 0;          // All of them.
+  std::uint32_t batch = 0;             // Examples, adapted; a multiple of minibatch.
+  std::uint64_t batches_bytes = 0;     // Batches and working sets in flight, rows not counted, and the planner's map.
+  std::uint64_t rows_bytes = 0;        // Caches and the stores' indexes together: the index grows, the caches give way.
+};
+
+// kInvalidArgument: the budget is too small; says the least that would do.
+Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input);
+std::string DescribeMemoryPlan(const MemoryPlan& plan);
+
+// The least that caches need for training to go on: one mini-batch's distinct rows with their metadata.
+std::uint64_t LeastCacheBytes(std::uint32_t minibatch, std::uint32_t slots, std::uint32_t row_bytes_max);
+
+}  // namespace terrace

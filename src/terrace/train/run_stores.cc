@@ -1,0 +1,152 @@
+#include "terrace/train/run_stores.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace terrace {
+
+std::vector<RunStores::Entry> RunStores::MakeEntries(const Job& job, const ModelPlan& plan, const RunFolder& run) {
+  std::vector<Entry> entries;
+  for (std::size_t t = 0; t < plan.tables.size(); ++t) {
+    const RowSchema& schema = plan.tables[t].schema;
+    for (std::uint32_t shard = 0; shard < static_cast<std::uint32_t>(job.ssd.shards); ++shard) {
+      Entry entry;
+      entry.table = t;
+      entry.shard = shard;
+      entry.table_name = schema.table();
+      entry.schema = schema.ToText();
+      entry.directory = run.StoreDirectory(schema.table(), shard);
+      entry.row_bytes = schema.row_bytes();
+      entries.push_back(std::move(entry));
+    }
+  }
+  return entries;
+}
+
+StoreOptions RunStores::MakeOptions(const Job& job, const Options& options, const Entry& entry) {
+  StoreOptions store;
+  store.directory = entry.directory;
+  store.table = entry.table_name;
+  store.shard = entry.shard;
+  store.row_bytes = entry.row_bytes;
+  store.file_bytes = job.ssd.file_bytes;
+  store.stale_share = job.ssd.stale_share;
+  store.direct_io = job.ssd.direct;
+  store.read_queue.backend = job.ssd.backend;
+  store.read_queue.threads = std::max(4, 4 * job.ssd.io_threads);
+  store.io_buffer_bytes = options.io_buffer_bytes;
+  store.background_compaction = options.background;
+  store.read_only = options.read_only;
+  store.on_pressure = options.on_pressure;
+  return store;
+}
+
+Result<std::unique_ptr<RunStores>> RunStores::Create(FileSystem* fs, Clock* clock, DiskQuota* quota, RunFolder* run,
+                                                     const Job& job, const ModelPlan& plan, const Options& options) {
+  auto stores = std::make_unique<RunStores>();
+  stores->stores_ = MakeEntries(job, plan, *run);
+  for (Entry& entry : stores->stores_) {
+    TERRACE_RETURN_IF_ERROR(RemoveTree(fs, entry.directory));
+    TERRACE_ASSIGN_OR_RETURN(entry.store, Store::Create(fs, clock, quota, MakeOptions(job, options, entry)));
+  }
+  return stores;
+}
+
+Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock, DiskQuota* quota, RunFolder* run,
+                                                   const Job& job, const ModelPlan& plan, const Options& options,
+                                                   const Checkpoint& checkpoint, std::span<const Checkpoint> kept) {
+  auto stores = std::make_unique<RunStores>();
+  stores->stores_ = MakeEntries(job, plan, *run);
+  auto find = [](const Checkpoint& in, const Entry& entry) -> const Checkpoint::StoreManifest* {
+    for (const Checkpoint::StoreManifest& store : in.stores) {
+      if (store.table == entry.table_name && store.shard == entry.shard) return &store;
+    }
+    return nullptr;
+  };
+  for (Entry& entry : stores->stores_) {
+    const Checkpoint::StoreManifest* manifest = find(checkpoint, entry);
+    if (manifest == nullptr || checkpoint.stores.size() != stores->stores_.size()) {
+      return InvalidArgumentError(fmt::format(
+          "checkpoint {} has {} stores, the job asks for {}: ssd.shards and the tables must stay as they were",
+          checkpoint.id, checkpoint.stores.size(), stores->stores_.size()));
+    }
+    std::vector<ManifestReference> references;
+    for (const Checkpoint& other : kept) {
+      if (const Checkpoint::StoreManifest* reference = find(other, entry)) references.push_back(reference->manifest);
+    }
+    TERRACE_ASSIGN_OR_RETURN(entry.store, Store::Open(fs, clock, quota, MakeOptions(job, options, entry),
+                                                      manifest->manifest, references));
+  }
+  return stores;
+}
+
+std::vector<Store*> RunStores::table(std::size_t t) const {
+  std::vector<Store*> stores;
+  for (const Entry& entry : stores_) {
+    if (entry.table == t) stores.push_back(entry.store.get());
+  }
+  return stores;
+}
+
+Result<std::vector<Checkpoint::StoreManifest>> RunStores::Commit(std::uint64_t id) {
+  std::vector<Checkpoint::StoreManifest> manifests;
+  for (Entry& entry : stores_) {
+    Checkpoint::StoreManifest manifest;
+    manifest.table = entry.table_name;
+    manifest.shard = entry.shard;
+    manifest.row_bytes = entry.row_bytes;
+    manifest.directory = entry.directory;
+    manifest.schema = entry.schema;
+    TERRACE_ASSIGN_OR_RETURN(manifest.manifest, entry.store->Commit(id));
+    manifests.push_back(std::move(manifest));
+  }
+  return manifests;
+}
+
+Status RunStores::Drop(std::uint64_t id) {
+  for (Entry& entry : stores_) TERRACE_RETURN_IF_ERROR(entry.store->Drop(id));
+  return OkStatus();
+}
+
+void RunStores::SetKeepFree(std::uint64_t bytes) {
+  for (Entry& entry : stores_) entry.store->SetKeepFree(bytes);
+}
+
+StoreStats RunStores::stats() const {
+  StoreStats sum;
+  for (const Entry& entry : stores_) {
+    const StoreStats one = entry.store->stats();
+    sum.read_bytes += one.read_bytes;
+    sum.write_bytes += one.write_bytes;
+    sum.read_requests += one.read_requests;
+    sum.rows_read += one.rows_read;
+    sum.rows_written += one.rows_written;
+    sum.rows_compacted += one.rows_compacted;
+    sum.compactions += one.compactions;
+    sum.read_seconds += one.read_seconds;
+    sum.write_seconds += one.write_seconds;
+    sum.compaction_seconds += one.compaction_seconds;
+    sum.live_rows += one.live_rows;
+    sum.live_bytes += one.live_bytes;
+    sum.disk_bytes += one.disk_bytes;
+    sum.checkpoint_only_bytes += one.checkpoint_only_bytes;
+    sum.index_bytes += one.index_bytes;
+    sum.files += one.files;
+  }
+  return sum;
+}
+
+std::uint64_t RunStores::index_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const Entry& entry : stores_) bytes += entry.store->index_bytes();
+  return bytes;
+}
+
+Status RunStores::background_status() const {
+  for (const Entry& entry : stores_) TERRACE_RETURN_IF_ERROR(entry.store->background_status());
+  return OkStatus();
+}
+
+}  // namespace terrace

@@ -1,0 +1,61 @@
+// RunStores: the stores of a run, one per table and shard, as one. Threads: Commit, Drop and stats from one thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "terrace/base/clock.h"
+#include "terrace/base/status.h"
+#include "terrace/io/file_system.h"
+#include "terrace/store/store.h"
+#include "terrace/train/checkpoint.h"
+#include "terrace/train/job.h"
+
+namespace terrace {
+
+class RunStores {
+ public:
+  struct Options {
+    std::uint64_t io_buffer_bytes = 0;  // Of one store and use.
+    bool background = true;             // Compaction on its own thread.
+    bool read_only = false;
+    std::function<bool()> on_pressure;  // See StoreOptions.
+  };
+  // Empty stores in the run's folders, which are emptied first: nothing there is named by a checkpoint.
+  static Result<std::unique_ptr<RunStores>> Create(FileSystem* fs, Clock* clock, DiskQuota* quota, RunFolder* run,
+                                                   const Job& job, const ModelPlan& plan, const Options& options);
+  // As `checkpoint` committed them. kept: all checkpoints that stay, this one among them.
+  static Result<std::unique_ptr<RunStores>> Open(FileSystem* fs, Clock* clock, DiskQuota* quota, RunFolder* run,
+                                                 const Job& job, const ModelPlan& plan, const Options& options,
+                                                 const Checkpoint& checkpoint, std::span<const Checkpoint> kept);
+
+  std::vector<Store*> table(std::size_t t) const;
+  std::size_t size() const { return stores_.size(); }
+  // Makes all rows durable and names them; what goes into Checkpoint::stores.
+  Result<std::vector<Checkpoint::StoreManifest>> Commit(std::uint64_t id);
+  Status Drop(std::uint64_t id);
+  void SetKeepFree(std::uint64_t bytes);
+  StoreStats stats() const;  // Sums.
+  std::uint64_t index_bytes() const;
+  Status background_status() const;
+
+ private:
+  struct Entry {
+    std::size_t table = 0;
+    std::uint32_t shard = 0;
+    std::string table_name;
+    std::string schema;
+    std::string directory;
+    std::uint32_t row_bytes = 0;
+    std::unique_ptr<Store> store;
+  };
+  static StoreOptions MakeOptions(const Job& job, const Options& options, const Entry& entry);
+  static std::vector<Entry> MakeEntries(const Job& job, const ModelPlan& plan, const RunFolder& run);
+  std::vector<Entry> stores_;  // By table, then shard.
+};
+
+}  // namespace terrace

@@ -1,0 +1,286 @@
+#include "terrace/train/training_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "terrace/base/log.h"
+#include "terrace/base/sync_point.h"
+#include "terrace/base/units.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+
+}  // namespace
+
+TrainingRun::TrainingRun(FileSystem* fs, Clock* clock, const Job& job, const std::atomic<int>* stop_signals)
+    : fs_(fs),
+      clock_(clock),
+      job_(job),
+      stop_signals_(stop_signals),
+      start_seconds_(clock->MonotonicSeconds()),
+      // The interval must not follow training.batch: metrics are the same whatever the batch.
+      metrics_every_(job.metrics.every_examples > 0 ? job.metrics.every_examples : 65536) {}
+
+TrainingRun::~TrainingRun() = default;
+
+
+Status TrainingRun::TrainMinibatch(WorkItem* item, std::uint32_t m) {
+  const std::uint64_t before = cursor_.examples;
+  if (item->minibatches > 0) TERRACE_RETURN_IF_ERROR(Step(item, m));
+  const Batch& batch = *item->batch;
+  const bool batch_ends = item->last_of_batch && m + 1 >= item->minibatches;
+  if (!batch.cursors.empty()) {
+    cursor_ = batch.cursors[std::min<std::size_t>(item->first_minibatch + m, batch.cursors.size() - 1)];
+  }
+  const Status status = AfterMinibatch(item, m, before, batch_ends && batch.ends_epoch);
+  // The mini-batch is trained whatever failed after it: a checkpoint that is taken now has to hold it.
+  if (!status.ok()) MarkTrained(item, std::min(m + 1, item->minibatches));
+  return status;
+}
+
+Status TrainingRun::AfterMinibatch(WorkItem* item, std::uint32_t m, std::uint64_t before, bool epoch_ends) {
+  const std::uint64_t now = cursor_.examples;
+  reached_max_examples_ = job_.training.max_examples > 0 && now >= job_.training.max_examples;
+  if (Passed(before, now, metrics_every_)) TERRACE_RETURN_IF_ERROR(WriteInterval());
+  if (job_.has_validation && (epoch_ends || reached_max_examples_ ||
+                              Passed(before, now, job_.validation.every_examples))) {
+    MarkTrained(item, std::min(m + 1, item->minibatches));
+    TERRACE_RETURN_IF_ERROR(Validate());
+  }
+  if (Passed(before, now, job_.checkpoint.every_batches * job_.training.batch)) {
+    MarkTrained(item, std::min(m + 1, item->minibatches));
+    TERRACE_RETURN_IF_ERROR(TakeCheckpoint(false));
+  }
+  ShowProgress(false);
+  SyncPoint::Hit("train.after_minibatch");
+  if (reached_max_examples_) return AbortedError("training.max_examples is reached");
+  return CheckStop();
+}
+
+Status TrainingRun::Step(WorkItem* item, std::uint32_t m) {
+  for (std::size_t t = 0; t < plan_->tables.size(); ++t) {
+    for (std::size_t s = 0; s < plan_->tables[t].learning_rates.size(); ++s) {
+      rates_.sparse[t][s] = plan_->tables[t].learning_rates[s].At(steps_);
+    }
+  }
+  rates_.dense = job_.network_learning_rate.At(steps_);
+  const auto file_name = [this](std::uint32_t file) {
+    return file < source_->files().size() ? source_->files()[file].path : std::string("synthetic");
+  };
+  TERRACE_ASSIGN_OR_RETURN(std::span<const SlicePrediction> predictions,
+                           executor_->Train(*item, m, rates_, cursor_.examples, file_name));
+  AddPredictions(predictions, &progressive_);
+  AddPredictions(predictions, &window_);
+  ++steps_;
+  ++minibatches_since_start_;
+  return OkStatus();
+}
+
+bool TrainingRun::Passed(std::uint64_t before, std::uint64_t now, std::uint64_t every) {
+  return every > 0 && before / every != now / every;
+}
+
+Status TrainingRun::CheckStop() {
+  for (RowCache* cache : cache_pointers_) TERRACE_RETURN_IF_ERROR(cache->background_status());
+  TERRACE_RETURN_IF_ERROR(stores_->background_status());
+  // Relaxed: the signal is seen a mini-batch later at worst.
+  if (stop_signals_ != nullptr && stop_signals_->load(std::memory_order_relaxed) > 0) {
+    interrupted_ = true;
+    return AbortedError("interrupted by a signal");
+  }
+  MutexLock lock(&stop_mu_);
+  return stop_after_checkpoint_;
+}
+
+Status TrainingRun::BeforePull() {
+  const std::uint64_t index_bytes = stores_->index_bytes();
+  if (index_bytes < planned_index_bytes_ + kMiB / 4) return OkStatus();
+  planned_index_bytes_ = index_bytes;
+  const std::uint64_t least =
+      LeastCacheBytes(job_.training.minibatch, static_cast<std::uint32_t>(plan_->slots.size()),
+                      plan_->tables[0].schema.row_bytes()) * caches_.size();
+  if (index_bytes + least > memory_.rows_bytes) {
+    const std::uint64_t needed = memory_.budget_bytes + index_bytes + least;
+    MutexLock lock(&stop_mu_);
+    if (stop_after_checkpoint_.ok()) {
+      stop_after_checkpoint_ = OutOfMemoryError(fmt::format(
+          "the index of the rows on disk has grown to {} and the cache can give way no more. The run has stopped after a "
+          "checkpoint: go on with --resume --set memory.budget={}MiB, which is enough for twice the rows",
+          FormatBytes(index_bytes), (needed + kMiB - 1) / kMiB));
+    }
+    return OkStatus();
+  }
+  bool at_least = false;
+  SplitCacheCapacity(memory_.rows_bytes - index_bytes, &at_least);
+  return OkStatus();
+}
+
+void TrainingRun::SplitCacheCapacity(std::uint64_t bytes, bool* at_least) {
+  for (std::size_t t = 0; t < caches_.size(); ++t) {
+    const Status status =
+        caches_[t]->SetCapacity(static_cast<std::uint64_t>(static_cast<double>(bytes) * cache_shares_[t]));
+    // Pinned rows hold more for now: the cache comes down to its limit as they leave.
+    if (!status.ok()) *at_least = true;
+  }
+}
+
+void TrainingRun::AdaptChannels() {
+  // Once, after the stages have shown their times; the user's capacities stay.
+  if (pipeline_ == nullptr || capacities_.empty()) return;
+  std::vector<double> busy;
+  for (const StageReport& stage : pipeline_->times()) busy.push_back(stage.busy_seconds);
+  const std::vector<std::size_t> adapted = ChannelCapacities(job_.pipeline.depth, busy, fixed_capacities_);
+  for (std::size_t c = 0; c < adapted.size(); ++c) {
+    pipeline_->SetCapacity(c, std::min(adapted[c], capacities_[c]));
+  }
+}
+
+Result<TrainOutcome> TrainingRun::Run() {
+  ReadStage read(source_.get(), memory_.batch, job_.training.minibatch);
+  PullStage::Options options;
+  options.slots = PlannedSlots(*plan_);
+  options.minibatch = job_.training.minibatch;
+  options.resident_sets = static_cast<std::uint32_t>(std::min(job_.pipeline.depth, 2) + 1);
+  options.before_pull = [this] { return BeforePull(); };
+  PullStage pull(options, cache_pointers_);
+  HostStage stage;
+  TrainStage train([this](WorkItem* item, std::uint32_t m) {
+    const Status status = TrainMinibatch(item, m);
+    if (item->first_minibatch + m == 0 && minibatches_since_start_ > 1) AdaptChannels();
+    return status;
+  });
+  Status status;
+  start_examples_ = cursor_.examples;
+  const bool all_done = job_.training.max_examples > 0 && cursor_.examples >= job_.training.max_examples;
+  if (!all_done) {
+    Pipeline pipeline({&read, &pull, &stage, &train}, capacities_, clock_);
+    pipeline_ = &pipeline;
+    status = pipeline.Run();
+    final_times_ = pipeline.times();
+    pipeline_ = nullptr;
+  }
+  SetProgressLine("");
+  const bool stopped_on_purpose = interrupted_ || reached_max_examples_;
+  if (!status.ok() && !stopped_on_purpose) return AfterFailure(status);
+  if (!interrupted_) {
+    if (window_.Compute().examples > 0) TERRACE_RETURN_IF_ERROR(WriteInterval());
+  }
+  TERRACE_RETURN_IF_ERROR(TakeCheckpoint(!interrupted_).WithContext("final checkpoint"));
+  TrainOutcome outcome;
+  outcome.interrupted = interrupted_;
+  outcome.summary = Summarize(!interrupted_);
+  TERRACE_RETURN_IF_ERROR(WriteSummary(outcome.summary));
+  return outcome;
+}
+
+Status TrainingRun::AfterFailure(const Status& failure) {
+  bool wanted = false;
+  {
+    MutexLock lock(&stop_mu_);
+    wanted = !stop_after_checkpoint_.ok() && failure.ToString() == stop_after_checkpoint_.ToString();
+  }
+  // A full disk or quota, or memory, leaves what was trained intact: the reserve is there for one last checkpoint.
+  if (!wanted && failure.code() != StatusCode::kIo && failure.code() != StatusCode::kOutOfMemory) {
+    return failure.WithContext(fmt::format("training stopped at example {}", cursor_.examples));
+  }
+  stores_->SetKeepFree(0);
+  const Status checkpoint = TakeCheckpoint(false);
+  if (checkpoint.ok()) {
+    LogText(LogLevel::kInfo, fmt::format("a checkpoint at example {} holds all that was trained", cursor_.examples));
+  } else if (checkpoint.ToString() != failure.ToString()) {
+    LogText(LogLevel::kWarning, "no further checkpoint could be taken: " + checkpoint.ToString());
+  }
+  return failure.WithContext(fmt::format("training stopped at example {}", cursor_.examples));
+}
+
+Status TrainingRun::Validate() {
+  const double start = clock_->MonotonicSeconds();
+  DataOptions options = job_.validation_data;
+  options.read_ahead_bytes = memory_.read_ahead_bytes;
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<ExampleSource> source, OpenSource(fs_, options));
+  PeekProvider rows(cache_pointers_, &*plan_, 4 * kMiB);
+  ClickMetrics metrics;
+  const std::uint32_t minibatch = job_.training.minibatch;
+  TERRACE_RETURN_IF_ERROR(Evaluate(source.get(), minibatch * std::max(1u, 4096 / minibatch), minibatch,
+                                   validation_planner_.get(), &rows, executor_.get(), &metrics, nullptr, nullptr)
+                              .WithContext("validation"));
+  ValidationRecord record;
+  record.epoch = cursor_.epoch;
+  record.examples = cursor_.examples;
+  record.steps = steps_;
+  record.result = metrics.Compute();
+  record.seconds = clock_->MonotonicSeconds() - start;
+  validation_ = record.result;
+  validation_seconds_ += record.seconds;
+  LogText(LogLevel::kInfo,
+          fmt::format("validation after {} examples: AUC {:.5f}, log loss {:.5f}, calibration {:.4f} on {} examples",
+                      FormatCount(cursor_.examples), record.result.auc, record.result.logloss,
+                      record.result.calibration, FormatCount(record.result.examples)));
+  return metrics_file_->Append(ValidationToJson(record));
+}
+
+Status TrainingRun::TakeCheckpoint(bool finished) {
+  SyncPoint::Hit("checkpoint.before_flush");
+  const std::uint64_t id = last_checkpoint_ + 1;
+  for (RowCache* cache : cache_pointers_) TERRACE_RETURN_IF_ERROR(cache->FlushDirty());
+  Checkpoint checkpoint;
+  checkpoint.id = id;
+  checkpoint.cursor = cursor_;
+  checkpoint.steps = steps_;
+  checkpoint.finished = finished;
+  SyncPoint::Hit("checkpoint.before_commit");
+  TERRACE_ASSIGN_OR_RETURN(checkpoint.stores, stores_->Commit(id));
+  const DenseState dense = network_->Save();
+  TERRACE_ASSIGN_OR_RETURN(const FileDigest digest, run_->WriteDense(id, dense));
+  checkpoint.dense.push_back(digest);
+  TERRACE_RETURN_IF_ERROR(metrics_file_->Sync());
+  checkpoint.metrics_bytes = metrics_file_->bytes();
+  checkpoint.progressive = progressive_.Save();
+  checkpoint.window = window_.Save();
+  checkpoint.trainer_state = SaveTrainerState();
+  checkpoint.dense_network = network_->ToText();
+  checkpoint.identity = IdentifyingSettings(job_, *plan_, *source_);
+  checkpoint.job_yaml = JobToYaml(job_);
+  TERRACE_RETURN_IF_ERROR(run_->WriteCheckpoint(checkpoint));
+  last_checkpoint_ = id;
+  last_checkpoint_steps_ = steps_;
+  {
+    MutexLock lock(&checkpoints_mu_);
+    kept_.push_back(id);
+  }
+  SyncPoint::Hit("checkpoint.before_drop");
+  return DropCheckpointsBeyond(static_cast<std::size_t>(job_.checkpoint.keep));
+}
+
+Status TrainingRun::DropCheckpointsBeyond(std::size_t keep) {
+  MutexLock lock(&checkpoints_mu_);
+  for (std::size_t i = 0; kept_.size() > keep && i < kept_.size() - 1;) {
+    const Status status = run_->DropCheckpoint(kept_[i]);
+    if (status.code() == StatusCode::kUnavailable) {  // A reader holds it; next time.
+      ++i;
+      continue;
+    }
+    TERRACE_RETURN_IF_ERROR(status);
+    TERRACE_RETURN_IF_ERROR(stores_->Drop(kept_[i]));
+    kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  return OkStatus();
+}
+
+bool TrainingRun::DropOldest() {
+  MutexLock lock(&checkpoints_mu_);
+  if (kept_.size() < 2) return false;
+  if (!run_->DropCheckpoint(kept_[0]).ok()) return false;
+  const Status status = stores_->Drop(kept_[0]);
+  LogText(LogLevel::kInfo, fmt::format("ssd.quota is short: checkpoint {} was dropped", kept_[0]));
+  kept_.erase(kept_.begin());
+  if (!status.ok()) LogText(LogLevel::kWarning, status.ToString());
+  return status.ok();
+}
+
+}  // namespace terrace

@@ -1,0 +1,140 @@
+// TrainingRun: one run in this process: prepares every part, drives the pipeline, takes checkpoints, writes metrics.
+// Threads: Prepare and Run on one thread, which is stage 4's; BeforePull on stage 2's; DropOldest on any that writes.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "terrace/base/clock.h"
+#include "terrace/base/mutex.h"
+#include "terrace/base/status.h"
+#include "terrace/base/thread.h"
+#include "terrace/cache/row_cache.h"
+#include "terrace/data/example_source.h"
+#include "terrace/model/metrics.h"
+#include "terrace/model/network.h"
+#include "terrace/pipeline/key_plan.h"
+#include "terrace/pipeline/pipeline.h"
+#include "terrace/pipeline/stages.h"
+#include "terrace/pipeline/train_step.h"
+#include "terrace/store/store.h"
+#include "terrace/train/checkpoint.h"
+#include "terrace/train/evaluation.h"
+#include "terrace/train/job.h"
+#include "terrace/train/memory_plan.h"
+#include "terrace/train/metrics_file.h"
+#include "terrace/train/run_stores.h"
+#include "terrace/train/summary.h"
+#include "terrace/train/trainer.h"
+
+namespace terrace {
+
+class TrainingRun {
+ public:
+  TrainingRun(FileSystem* fs, Clock* clock, const Job& job, const std::atomic<int>* stop_signals);
+  ~TrainingRun();
+
+  // Opens inputs, plans memory, and only then touches the run's folder.
+  Status Prepare(RunMode mode);
+  bool already_finished() const { return already_finished_; }
+  // Trains to the end, or to a checkpoint when a signal comes.
+  Result<TrainOutcome> Run();
+
+ private:
+  Status OpenInputs();
+  Status MakeNetwork();
+  Status MakeMemoryPlan();
+  Status OpenRun(RunMode mode);
+  Status MakeCaches();
+  Status Restore(const Checkpoint& checkpoint);
+
+  // Stage 4: one mini-batch and what is due after it.
+  Status TrainMinibatch(WorkItem* item, std::uint32_t m);
+  // What is due at the boundary after it: metrics, validation, checkpoint, stop. before: examples before it.
+  Status AfterMinibatch(WorkItem* item, std::uint32_t m, std::uint64_t before, bool epoch_ends);
+  Status Step(WorkItem* item, std::uint32_t m);
+  // Whether a boundary of every `every` examples was passed since `before`.
+  static bool Passed(std::uint64_t before, std::uint64_t now, std::uint64_t every);
+  Status Validate();
+  Status TakeCheckpoint(bool finished);
+  Status DropCheckpointsBeyond(std::size_t keep);
+  bool DropOldest() TERRACE_EXCLUDES(checkpoints_mu_);
+  Status CheckStop();
+  Status AfterFailure(const Status& failure);
+  Status BeforePull();
+  void SplitCacheCapacity(std::uint64_t bytes, bool* at_least);
+  void AdaptChannels();
+
+  // What is written down.
+  Status WriteInterval();
+  void FillPerformance(IntervalRecord::Performance* performance);
+  PipelineTimes Times() const;
+  RowCacheStats CacheStats() const;
+  void ShowProgress(bool force);
+  std::string SaveTrainerState() const;
+  Status RestoreTrainerState(const std::string& json);
+  RunSummary Summarize(bool finished);
+  Status WriteSummary(const RunSummary& summary);
+
+  FileSystem* const fs_;
+  Clock* const clock_;
+  const Job job_;
+  const std::atomic<int>* const stop_signals_;
+  const double start_seconds_;
+  const std::uint64_t metrics_every_;
+
+  // Set by Prepare, constant afterwards; destroyed in reverse order.
+  bool already_finished_ = false;
+  std::unique_ptr<ExampleSource> source_;
+  std::optional<ModelPlan> plan_;
+  std::unique_ptr<Network> network_;
+  std::unique_ptr<WorkerGroup> workers_;
+  std::unique_ptr<StepExecutor> executor_;
+  std::vector<std::size_t> fixed_capacities_;
+  std::vector<std::size_t> capacities_;
+  MemoryPlan memory_;
+  std::unique_ptr<RunFolder> run_;
+  std::unique_ptr<DiskQuota> quota_;
+  std::unique_ptr<RunStores> stores_;
+  std::vector<std::unique_ptr<RowCache>> caches_;
+  std::vector<RowCache*> cache_pointers_;
+  std::vector<double> cache_shares_;  // (caches) of the bytes for rows
+  std::unique_ptr<KeyPlanner> validation_planner_;
+  std::unique_ptr<MetricsFile> metrics_file_;
+  Pipeline* pipeline_ = nullptr;  // While Run drives it.
+  std::vector<StageReport> final_times_;  // Afterwards.
+
+  // Stage 4's.
+  DataCursor cursor_;
+  std::uint64_t steps_ = 0;
+  std::uint64_t start_examples_ = 0;  // Trained before this process.
+  std::uint64_t last_checkpoint_ = 0;
+  std::uint64_t last_checkpoint_steps_ = ~std::uint64_t{0};
+  StepRates rates_;
+  ClickMetrics progressive_;
+  ClickMetrics window_;
+  std::optional<ClickMetricsResult> validation_;
+  double validation_seconds_ = 0;
+  bool reached_max_examples_ = false;
+  bool interrupted_ = false;
+  bool stopped_at_failure_ = false;
+  IntervalRecord::Performance last_totals_;  // Counters at the last interval's end.
+  double last_progress_seconds_ = 0;
+  std::uint64_t last_progress_examples_ = 0;
+  std::uint64_t last_progress_read_ = 0, last_progress_write_ = 0;
+  std::uint64_t minibatches_since_start_ = 0;
+
+  // Stage 2's.
+  std::uint64_t planned_index_bytes_ = 0;
+
+  Mutex checkpoints_mu_;
+  std::vector<std::uint64_t> kept_ TERRACE_GUARDED_BY(checkpoints_mu_);  // Ids, oldest first.
+  Mutex stop_mu_;
+  Status stop_after_checkpoint_ TERRACE_GUARDED_BY(stop_mu_);
+};
+
+}  // namespace terrace

@@ -1,0 +1,183 @@
+// How a TrainingRun gets its parts, in order: inputs, plan, network, memory, folder, stores, caches, state.
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "terrace/base/log.h"
+#include "terrace/base/units.h"
+#include "terrace/train/training_run.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+
+RunFolder::Mode FolderMode(RunMode mode) {
+  switch (mode) {
+    case RunMode::kNew: return RunFolder::Mode::kNew;
+    case RunMode::kResume: return RunFolder::Mode::kResume;
+    case RunMode::kOverwrite: return RunFolder::Mode::kOverwrite;
+  }
+  return RunFolder::Mode::kNew;
+}
+
+}  // namespace
+
+Status TrainingRun::Prepare(RunMode mode) {
+  TERRACE_RETURN_IF_ERROR(OpenInputs());
+  TERRACE_RETURN_IF_ERROR(MakeNetwork());
+  TERRACE_RETURN_IF_ERROR(MakeMemoryPlan());
+  TERRACE_RETURN_IF_ERROR(OpenRun(mode));
+  if (already_finished_) return OkStatus();
+  TERRACE_RETURN_IF_ERROR(MakeCaches());
+  LogText(LogLevel::kInfo, DescribeMemoryPlan(memory_));
+  return OkStatus();
+}
+
+Status TrainingRun::OpenInputs() {
+  DataOptions train = job_.train_data;
+  train.read_ahead_bytes = std::clamp<std::uint64_t>(job_.memory.budget_bytes / 128, kMiB, train.read_ahead_bytes);
+  TERRACE_ASSIGN_OR_RETURN(source_, OpenSource(fs_, train));
+  if (job_.has_validation) {
+    TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<ExampleSource> validation, OpenSource(fs_, job_.validation_data));
+    if (validation->schema().ToText() != source_->schema().ToText()) {
+      return InvalidArgumentError("the validation data has other slots or dense features than the training data");
+    }
+  }
+  TERRACE_ASSIGN_OR_RETURN(ModelPlan plan, MakeModelPlan(job_, source_->schema()));
+  plan_.emplace(std::move(plan));
+  for (const TablePlan& table : plan_->tables) rates_.sparse.emplace_back(table.learning_rates.size());
+  return OkStatus();
+}
+
+Status TrainingRun::MakeNetwork() {
+  TERRACE_ASSIGN_OR_RETURN(network_, CreateNetwork(plan_->network, plan_->inputs, job_.seed));
+  PrepareComputeThread();
+  workers_ = std::make_unique<WorkerGroup>("compute", job_.training.threads, [] { PrepareComputeThread(); });
+  TERRACE_ASSIGN_OR_RETURN(executor_, StepExecutor::Create(StepTables(*plan_), job_.training.minibatch, network_.get(),
+                                                           workers_.get()));
+  // Runs every kernel once on zeros, so that what it allocates is known to the memory plan. Changes no parameter.
+  return executor_->WarmUp();
+}
+
+Status TrainingRun::MakeMemoryPlan() {
+  MemoryPlanInput input;
+  input.budget_bytes = job_.memory.budget_bytes;
+  input.resident_bytes = ReadProcessMemory().resident_bytes;
+  input.stores = static_cast<std::uint32_t>(plan_->tables.size()) * static_cast<std::uint32_t>(job_.ssd.shards);
+  input.slots = static_cast<std::uint32_t>(plan_->slots.size());
+  input.dense_width = plan_->inputs.dense_width;
+  input.batch = job_.training.batch;
+  input.minibatch = job_.training.minibatch;
+  for (const char* stage : {"read", "pull", "stage"}) {
+    const auto fixed = job_.pipeline.queues.find(stage);
+    fixed_capacities_.push_back(
+        fixed == job_.pipeline.queues.end() ? 0 : static_cast<std::size_t>(fixed->second));
+  }
+  if (job_.pipeline.depth > 0) {
+    const double no_times[4] = {};
+    capacities_ = ChannelCapacities(job_.pipeline.depth, no_times, fixed_capacities_);
+  }
+  input.channel_capacities = capacities_;
+  for (const TablePlan& table : plan_->tables) {
+    input.row_bytes_max = std::max(input.row_bytes_max, table.schema.row_bytes());
+  }
+  input.dense_state_bytes = network_->ParameterBytes();
+  input.read_ahead_bytes = job_.train_data.read_ahead_bytes;
+  input.validates = job_.has_validation;
+  TERRACE_ASSIGN_OR_RETURN(memory_, PlanMemory(input));
+  return OkStatus();
+}
+
+Status TrainingRun::OpenRun(RunMode mode) {
+  TERRACE_ASSIGN_OR_RETURN(run_, RunFolder::Open(fs_, job_.output, FolderMode(mode), &job_));
+  quota_ = std::make_unique<DiskQuota>(job_.ssd.quota_bytes);
+  RunStores::Options options;
+  options.io_buffer_bytes = memory_.io_buffer_bytes;
+  options.background = job_.pipeline.depth > 0;
+  options.on_pressure = [this] { return DropOldest(); };
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids, run_->ListCheckpoints());
+  const std::string metrics_path = JoinPath(run_->path(), "metrics.jsonl");
+  if (ids.empty()) {
+    TERRACE_RETURN_IF_ERROR(run_->RemoveStrays());
+    TERRACE_ASSIGN_OR_RETURN(stores_,
+                             RunStores::Create(fs_, clock_, quota_.get(), run_.get(), job_, *plan_, options));
+    TERRACE_ASSIGN_OR_RETURN(metrics_file_, MetricsFile::Open(fs_, metrics_path, 0));
+    return OkStatus();
+  }
+  std::vector<Checkpoint> kept;
+  for (std::uint64_t id : ids) {
+    TERRACE_ASSIGN_OR_RETURN(Checkpoint checkpoint, run_->ReadCheckpoint(id));
+    kept.push_back(std::move(checkpoint));
+    MutexLock lock(&checkpoints_mu_);
+    kept_.push_back(id);
+  }
+  const Checkpoint& newest = kept.back();
+  if (newest.finished) {
+    already_finished_ = true;
+    return OkStatus();
+  }
+  TERRACE_RETURN_IF_ERROR(CompareIdentity(newest.identity, IdentifyingSettings(job_, *plan_, *source_), job_));
+  TERRACE_RETURN_IF_ERROR(run_->RemoveStrays());
+  TERRACE_ASSIGN_OR_RETURN(stores_, RunStores::Open(fs_, clock_, quota_.get(), run_.get(), job_, *plan_, options,
+                                                    newest, kept));
+  TERRACE_ASSIGN_OR_RETURN(metrics_file_, MetricsFile::Open(fs_, metrics_path, newest.metrics_bytes));
+  return Restore(newest);
+}
+
+Status TrainingRun::Restore(const Checkpoint& checkpoint) {
+  TERRACE_ASSIGN_OR_RETURN(const DenseState dense, run_->ReadDense(checkpoint));
+  TERRACE_RETURN_IF_ERROR(network_->Load(dense).WithContext("loading the network of the checkpoint"));
+  TERRACE_RETURN_IF_ERROR(progressive_.Restore(checkpoint.progressive));
+  TERRACE_RETURN_IF_ERROR(window_.Restore(checkpoint.window));
+  TERRACE_RETURN_IF_ERROR(RestoreTrainerState(checkpoint.trainer_state));
+  TERRACE_RETURN_IF_ERROR(source_->Seek(checkpoint.cursor));
+  cursor_ = checkpoint.cursor;
+  steps_ = checkpoint.steps;
+  last_checkpoint_ = checkpoint.id;
+  last_checkpoint_steps_ = steps_;
+  LogText(LogLevel::kInfo, fmt::format("resuming from checkpoint {} at example {}", checkpoint.id,
+                                       FormatCount(cursor_.examples)));
+  return OkStatus();
+}
+
+Status TrainingRun::MakeCaches() {
+  planned_index_bytes_ = stores_->index_bytes();
+  double total = 0;
+  for (const TablePlan& table : plan_->tables) {
+    // Rows of a table are wanted in proportion to its slots.
+    cache_shares_.push_back(static_cast<double>(table.slots.size()) * (table.schema.row_bytes() + 64));
+    total += cache_shares_.back();
+  }
+  const std::uint64_t least = LeastCacheBytes(job_.training.minibatch, static_cast<std::uint32_t>(plan_->slots.size()),
+                                              plan_->tables[0].schema.row_bytes()) *
+                              plan_->tables.size();
+  if (memory_.rows_bytes < planned_index_bytes_ + least) {
+    return OutOfMemoryError(fmt::format(
+        "the index of the run's rows takes {}: memory.budget must be at least {}", FormatBytes(planned_index_bytes_),
+        FormatBytes(memory_.budget_bytes + planned_index_bytes_ + least - memory_.rows_bytes + kMiB)));
+  }
+  const std::uint64_t bytes = memory_.rows_bytes - planned_index_bytes_;
+  for (std::size_t t = 0; t < plan_->tables.size(); ++t) {
+    cache_shares_[t] /= total;
+    const RowSchema* schema = &plan_->tables[t].schema;
+    RowCacheOptions options;
+    options.row_bytes = schema->row_bytes();
+    options.capacity_bytes = static_cast<std::uint64_t>(static_cast<double>(bytes) * cache_shares_[t]);
+    options.lru_share = job_.cache.lru_share;
+    options.flush_bytes = std::clamp<std::uint64_t>(options.capacity_bytes / 16, kMiB / 4, 16 * kMiB);
+    options.background_write_back = job_.pipeline.depth > 0;
+    options.create_row = [schema, seed = job_.seed](Key key, std::byte* row) { schema->InitializeRow(seed, key, row); };
+    TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<RowCache> cache, RowCache::Create(options, clock_, stores_->table(t)));
+    cache_pointers_.push_back(cache.get());
+    caches_.push_back(std::move(cache));
+  }
+  validation_planner_ =
+      std::make_unique<KeyPlanner>(PlannedSlots(*plan_), plan_->tables.size(), job_.training.minibatch);
+  return OkStatus();
+}
+
+}  // namespace terrace
