@@ -130,18 +130,21 @@ void StepExecutor::ForwardSlice(const WorkItem& item, std::uint32_t m, Slice* sl
     input.weight[e] = batch.weight.empty() ? 1.0f : batch.weight[first + e];
     if (input.wide != nullptr) input.wide[e] = 0;
   }
-  GatherInput gather;
-  gather.key_begin = batch.key_begin.data() + first * batch.slots;
-  gather.slots_per_example = batch.slots;
-  gather.examples = examples;
-  gather.local_row =
-      item.local_row.data() +
-      (gather.key_begin[0] - batch.key_begin[std::size_t{item.first_example} * batch.slots]);
-  gather.values = batch.values.empty() ? nullptr : batch.values.data() + gather.key_begin[0];
+  const std::size_t minibatch_cell = std::size_t{item.MinibatchBegin(m)} * batch.slots;
   for (std::size_t t = 0; t < tables_.size(); ++t) {
     const TableWork& work = item.tables[t];
-    GatherPooled(*tables_[t].schema, tables_[t].slots, gather,
-                 work.places.data() + work.row_begin[m], input.block, input.stride, input.wide);
+    PooledLookup lookup;
+    lookup.row = std::span<const std::byte* const>(work.places.data() + work.row_begin[m],
+                                                   work.row_begin[m + 1] - work.row_begin[m]);
+    lookup.slots = tables_[t].slots;
+    lookup.key_begin = std::span<const std::uint32_t>(batch.key_begin).subspan(minibatch_cell);
+    lookup.data_slots = batch.slots;
+    lookup.first_occurrence = batch.key_begin[std::size_t{item.first_example} * batch.slots];
+    lookup.row_index = item.local_row;
+    if (!batch.values.empty()) {
+      lookup.value = std::span<const float>(batch.values).subspan(lookup.first_occurrence);
+    }
+    GatherPooled(*tables_[t].schema, lookup, slice->begin, slice->end, input.block, input.stride, input.wide);
   }
   Result<double> loss = network_->Forward(slice->context.get(), examples);
   slice->status = loss.status();

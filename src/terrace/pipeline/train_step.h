@@ -25,7 +25,7 @@ namespace terrace {
 // What a step needs to know of one table.
 struct StepTable {
   const RowSchema* schema = nullptr;
-  std::vector<GatherSlot> slots;  // The table's slots.
+  std::vector<PooledSlot> slots;  // The table's slots.
 };
 
 struct StepRates {

@@ -20,7 +20,7 @@ std::vector<StepTable> StepTables(const ModelPlan& plan) {
     StepTable step;
     step.schema = &table.schema;
     for (std::uint32_t s : table.slots) {
-      GatherSlot slot;
+      PooledSlot slot;
       slot.slot = s;
       slot.input_offset = plan.slots[s].input_offset;
       slot.mean = plan.slots[s].pooling == SlotJob::Pooling::kMean;

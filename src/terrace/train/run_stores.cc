@@ -6,6 +6,18 @@
 #include <fmt/format.h>
 
 namespace terrace {
+namespace {
+
+// A checkpoint names folders inside the run relative to it, so that a run can be moved.
+std::string ToReference(const std::string& directory, const std::string& run) {
+  return directory.starts_with(run + "/") ? directory.substr(run.size() + 1) : directory;
+}
+
+std::string FromReference(const std::string& reference, const std::string& run) {
+  return reference.starts_with("/") ? reference : JoinPath(run, reference);
+}
+
+}  // namespace
 
 std::vector<RunStores::Entry> RunStores::MakeEntries(const Job& job, const ModelPlan& plan, const RunFolder& run) {
   std::vector<Entry> entries;
@@ -47,6 +59,7 @@ Result<std::unique_ptr<RunStores>> RunStores::Create(FileSystem* fs, Clock* cloc
                                                      const Job& job, const ModelPlan& plan, const Options& options) {
   auto stores = std::make_unique<RunStores>();
   stores->stores_ = MakeEntries(job, plan, *run);
+  stores->run_path_ = run->path();
   for (Entry& entry : stores->stores_) {
     TERRACE_RETURN_IF_ERROR(RemoveTree(fs, entry.directory));
     TERRACE_ASSIGN_OR_RETURN(entry.store, Store::Create(fs, clock, quota, MakeOptions(job, options, entry)));
@@ -59,6 +72,7 @@ Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock,
                                                    const Checkpoint& checkpoint, std::span<const Checkpoint> kept) {
   auto stores = std::make_unique<RunStores>();
   stores->stores_ = MakeEntries(job, plan, *run);
+  stores->run_path_ = run->path();
   auto find = [](const Checkpoint& in, const Entry& entry) -> const Checkpoint::StoreManifest* {
     for (const Checkpoint::StoreManifest& store : in.stores) {
       if (store.table == entry.table_name && store.shard == entry.shard) return &store;
@@ -72,6 +86,7 @@ Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock,
           "checkpoint {} has {} stores, the job asks for {}: ssd.shards and the tables must stay as they were",
           checkpoint.id, checkpoint.stores.size(), stores->stores_.size()));
     }
+    entry.directory = FromReference(manifest->directory, run->path());
     std::vector<ManifestReference> references;
     for (const Checkpoint& other : kept) {
       if (const Checkpoint::StoreManifest* reference = find(other, entry)) references.push_back(reference->manifest);
@@ -97,7 +112,7 @@ Result<std::vector<Checkpoint::StoreManifest>> RunStores::Commit(std::uint64_t i
     manifest.table = entry.table_name;
     manifest.shard = entry.shard;
     manifest.row_bytes = entry.row_bytes;
-    manifest.directory = entry.directory;
+    manifest.directory = ToReference(entry.directory, run_path_);
     manifest.schema = entry.schema;
     TERRACE_ASSIGN_OR_RETURN(manifest.manifest, entry.store->Commit(id));
     manifests.push_back(std::move(manifest));

@@ -56,6 +56,7 @@ class RunStores {
   static StoreOptions MakeOptions(const Job& job, const Options& options, const Entry& entry);
   static std::vector<Entry> MakeEntries(const Job& job, const ModelPlan& plan, const RunFolder& run);
   std::vector<Entry> stores_;  // By table, then shard.
+  std::string run_path_;
 };
 
 }  // namespace terrace

@@ -1,0 +1,143 @@
+#include "terrace/pipeline/pipeline.h"
+
+#include <atomic>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "terrace/base/log.h"
+#include "terrace/base/thread.h"
+
+namespace terrace {
+namespace {
+
+std::unique_ptr<WorkItem> Item(std::uint32_t number) {
+  auto item = std::make_unique<WorkItem>();
+  auto batch = std::make_shared<Batch>();
+  batch->first_example = number;
+  item->batch = std::move(batch);
+  return item;
+}
+
+// Emits items 0 .. count - 1, then is done.
+class Source final : public Stage {
+ public:
+  explicit Source(std::uint32_t count) : count_(count) {}
+  const std::string& name() const override { return name_; }
+  Status Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* done) override {
+    EXPECT_EQ(item, nullptr);
+    if (next_ == count_) {
+      *done = true;
+      return OkStatus();
+    }
+    return emit(Item(next_++));
+  }
+
+ private:
+  const std::string name_ = "source";
+  const std::uint32_t count_;
+  std::uint32_t next_ = 0;
+};
+
+// Emits each item `copies` times; fails at item number `fail_at`.
+class Repeat final : public Stage {
+ public:
+  Repeat(std::uint32_t copies, std::uint64_t fail_at) : copies_(copies), fail_at_(fail_at) {}
+  const std::string& name() const override { return name_; }
+  Status Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* /*done*/) override {
+    const std::uint64_t number = item->batch->first_example;
+    if (number == fail_at_) return IoError("the disk is gone");
+    for (std::uint32_t copy = 0; copy < copies_; ++copy) {
+      TERRACE_RETURN_IF_ERROR(emit(Item(static_cast<std::uint32_t>(number))));
+    }
+    return OkStatus();
+  }
+  void Cancel(const Status& cause) override {
+    EXPECT_FALSE(cause.ok());
+    ++cancels;
+  }
+  std::atomic<int> cancels{0};
+
+ private:
+  const std::string name_ = "repeat";
+  const std::uint32_t copies_;
+  const std::uint64_t fail_at_;
+};
+
+class Sink final : public Stage {
+ public:
+  explicit Sink(std::uint64_t fail_at) : fail_at_(fail_at) {}
+  const std::string& name() const override { return name_; }
+  Status Process(std::unique_ptr<WorkItem> item, const Emit& /*emit*/, bool* /*done*/) override {
+    if (item->batch->first_example == fail_at_) return CorruptionError("bad row");
+    seen.push_back(item->batch->first_example);
+    return OkStatus();
+  }
+  std::vector<std::uint64_t> seen;
+
+ private:
+  const std::string name_ = "sink";
+  const std::uint64_t fail_at_;
+};
+
+constexpr std::uint64_t kNever = ~std::uint64_t{0};
+
+TEST(Pipeline, EveryDepthDeliversTheSameItemsInOrder) {
+  for (std::size_t capacity : {0, 1, 2, 5}) {
+    Source source(200);
+    Repeat repeat(3, kNever);
+    Sink sink(kNever);
+    const std::vector<std::size_t> capacities(capacity == 0 ? 0 : 2, capacity);
+    Pipeline pipeline({&source, &repeat, &sink}, capacities, Clock::Real());
+    ASSERT_TRUE(pipeline.Run().ok());
+    ASSERT_EQ(sink.seen.size(), 600u);
+    for (std::size_t i = 0; i < sink.seen.size(); ++i) ASSERT_EQ(sink.seen[i], i / 3);
+    EXPECT_EQ(pipeline.times()[2].items, 600u);
+  }
+}
+
+TEST(Pipeline, TheFirstFailureEndsEveryStageAndIsTheResult) {
+  for (std::size_t capacity : {0, 1, 3}) {
+    Source source(1000000);
+    Repeat repeat(1, 50);
+    Sink sink(kNever);
+    const std::vector<std::size_t> capacities(capacity == 0 ? 0 : 2, capacity);
+    Pipeline pipeline({&source, &repeat, &sink}, capacities, Clock::Real());
+    const Status status = pipeline.Run();
+    EXPECT_EQ(status.code(), StatusCode::kIo);
+    EXPECT_EQ(status.message(), "the disk is gone");
+    EXPECT_LE(sink.seen.size(), 50u);
+    if (capacity > 0) EXPECT_EQ(repeat.cancels, 1);
+  }
+}
+
+TEST(Pipeline, AFailureAtTheEndStopsAFullPipeline) {
+  Source source(1000000);
+  Repeat repeat(4, kNever);
+  Sink sink(10);
+  Pipeline pipeline({&source, &repeat, &sink}, {2, 2}, Clock::Real());
+  EXPECT_EQ(pipeline.Run().code(), StatusCode::kCorruption);
+}
+
+TEST(Pipeline, AbortFromOutsideEndsIt) {
+  Source source(~std::uint32_t{0});
+  Repeat repeat(1, kNever);
+  Sink sink(kNever);
+  Pipeline pipeline({&source, &repeat, &sink}, {1, 1}, Clock::Real());
+  Thread other("other", ThreadPriority::kNormal, [&] { pipeline.Abort(AbortedError("enough")); });
+  EXPECT_EQ(pipeline.Run().code(), StatusCode::kAborted);
+  other.Join();
+}
+
+TEST(Pipeline, CapacitiesFollowTheStagesTimes) {
+  const double equal[4] = {};
+  EXPECT_EQ(ChannelCapacities(3, equal, {}), (std::vector<std::size_t>{3, 3, 3}));
+  EXPECT_TRUE(ChannelCapacities(0, equal, {}).empty());
+  const double uneven[4] = {1.0, 10.0, 0.0, 5.0};
+  EXPECT_EQ(ChannelCapacities(3, uneven, {}), (std::vector<std::size_t>{1, 3, 1}));
+  const std::size_t fixed[3] = {7, 0, 0};
+  EXPECT_EQ(ChannelCapacities(3, uneven, fixed), (std::vector<std::size_t>{7, 3, 1}));
+}
+
+}  // namespace
+}  // namespace terrace
