@@ -10,8 +10,8 @@
 namespace terrace {
 namespace {
 
-std::shared_ptr<const Batch> RandomBatch(std::uint64_t seed, std::uint32_t examples, std::uint32_t slots,
-                                         std::uint64_t keys, bool values) {
+std::shared_ptr<const Batch> RandomBatch(std::uint64_t seed, std::uint32_t examples,
+                                         std::uint32_t slots, std::uint64_t keys, bool values) {
   Rng rng(seed);
   auto batch = std::make_shared<Batch>();
   batch->examples = examples;
@@ -80,10 +80,12 @@ void CheckItem(const WorkItem& item, const std::vector<PlannedSlot>& slots) {
 TEST(KeyPlanner, PlansWhatTheBatchSays) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     const bool mean = seed % 3 == 0;
-    const std::vector<PlannedSlot> slots = {{0, 0, false}, {seed % 2 == 0 ? 1u : 0u, 8, mean}, {0, 16, false}};
+    const std::vector<PlannedSlot> slots = {
+        {0, 0, false}, {seed % 2 == 0 ? 1u : 0u, 8, mean}, {0, 16, false}};
     KeyPlanner planner(slots, 2, 16);
     for (int round = 0; round < 5; ++round) {
-      const auto batch = RandomBatch(seed * 100 + static_cast<std::uint64_t>(round), 100, 3, 200, seed % 5 == 0);
+      const auto batch =
+          RandomBatch(seed * 100 + static_cast<std::uint64_t>(round), 100, 3, 200, seed % 5 == 0);
       const std::size_t limits[2] = {100000, 100000};
       auto item = planner.Plan(batch, 0, 0, limits);
       ASSERT_TRUE(item.ok());

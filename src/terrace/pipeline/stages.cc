@@ -104,7 +104,9 @@ Status TrainStage::Process(std::unique_ptr<WorkItem> item, const Emit& /*emit*/,
   return status;
 }
 
-void TrainStage::Cancel(const Status& /*cause*/) { cancelled_.store(true, std::memory_order_relaxed); }
+void TrainStage::Cancel(const Status& /*cause*/) {
+  cancelled_.store(true, std::memory_order_relaxed);
+}
 
 void MarkTrained(WorkItem* item, std::uint32_t trained) {
   TERRACE_CHECK(trained <= item->minibatches);

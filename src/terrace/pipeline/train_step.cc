@@ -91,7 +91,8 @@ Status StepExecutor::WarmUp() {
       if (input.wide != nullptr) input.wide[e] = 0;
     }
     slice->status = network_->Forward(slice->context.get(), examples).status();
-    if (slice->status.ok()) slice->status = network_->Backward(slice->context.get(), examples, 1.0f);
+    if (slice->status.ok())
+      slice->status = network_->Backward(slice->context.get(), examples, 1.0f);
   });
   return FirstError();
 }
@@ -144,7 +145,8 @@ void StepExecutor::ForwardSlice(const WorkItem& item, std::uint32_t m, Slice* sl
     if (!batch.values.empty()) {
       lookup.value = std::span<const float>(batch.values).subspan(lookup.first_occurrence);
     }
-    GatherPooled(*tables_[t].schema, lookup, slice->begin, slice->end, input.block, input.stride, input.wide);
+    GatherPooled(*tables_[t].schema, lookup, slice->begin, slice->end, input.block, input.stride,
+                 input.wide);
   }
   Result<double> loss = network_->Forward(slice->context.get(), examples);
   slice->status = loss.status();

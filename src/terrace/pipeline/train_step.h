@@ -61,7 +61,8 @@ class StepExecutor {
   // Predicts only. Rows that `places` has as nullptr read as zeros.
   Result<std::span<const SlicePrediction>> Predict(const WorkItem& item, std::uint32_t m);
 
-  // Runs forward and backward on zeros in every context, so that all memory they will use is in use. Changes nothing.
+  // Runs forward and backward on zeros in every context, so that all memory they will use is in
+  // use. Changes nothing.
   Status WarmUp();
 
  private:

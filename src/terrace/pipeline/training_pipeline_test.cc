@@ -1,5 +1,6 @@
-// The whole pipeline with a network free of torch: synthetic log, real cache and store on a file system in memory. The
-// trained rows must be the same bits at every depth, cache size, batch and shard count. ThreadSanitizer runs this.
+// The whole pipeline with a network free of torch: synthetic log, real cache and store on a file
+// system in memory. The trained rows must be the same bits at every depth, cache size, batch and
+// shard count. ThreadSanitizer runs this.
 #include <cstring>
 #include <map>
 
@@ -108,13 +109,15 @@ Outcome Train(const Setting& setting) {
   HostStage stage;
   TrainStage train([&](WorkItem* item, std::uint32_t m) -> Status {
     if (item->minibatches == 0) return OkStatus();
-    auto predictions = (*executor)->Train(*item, m, rates, seen, [](std::uint32_t) { return std::string("log"); });
+    auto predictions =
+        (*executor)->Train(*item, m, rates, seen, [](std::uint32_t) { return std::string("log"); });
     TERRACE_RETURN_IF_ERROR(predictions.status());
     for (const SlicePrediction& slice : *predictions) outcome.loss += slice.logloss_sum;
     seen += item->MinibatchEnd(m) - item->MinibatchBegin(m);
     return OkStatus();
   });
-  Pipeline pipeline({&read, &pull, &stage, &train}, std::vector<std::size_t>(setting.depth == 0 ? 0 : 3, setting.depth),
+  Pipeline pipeline({&read, &pull, &stage, &train},
+                    std::vector<std::size_t>(setting.depth == 0 ? 0 : 3, setting.depth),
                     Clock::Real());
   const Status status = pipeline.Run();
   EXPECT_TRUE(status.ok()) << status.ToString();
@@ -137,13 +140,15 @@ TEST(TrainingPipeline, TrainsTheSameBitsAtEveryDepthCacheBatchAndShards) {
   EXPECT_GT(reference.rows.size(), 5000u);
   EXPECT_EQ(reference.evictions, 0u);
   const std::uint64_t kSmall = std::uint64_t{3} << 20;
-  for (const Setting& setting : {Setting{0, kSmall, 512, 1}, Setting{1, kSmall, 2048, 2}, Setting{2, kSmall, 64, 1},
-                                 Setting{4, std::uint64_t{64} << 20, 4096, 3}, Setting{2, kSmall, 8192, 4}}) {
+  for (const Setting& setting :
+       {Setting{0, kSmall, 512, 1}, Setting{1, kSmall, 2048, 2}, Setting{2, kSmall, 64, 1},
+        Setting{4, std::uint64_t{64} << 20, 4096, 3}, Setting{2, kSmall, 8192, 4}}) {
     const Outcome outcome = Train(setting);
     if (setting.cache_bytes == kSmall) EXPECT_GT(outcome.evictions, 0u);
     EXPECT_EQ(outcome.loss, reference.loss);
     EXPECT_EQ(outcome.dense, reference.dense);
-    EXPECT_TRUE(outcome.rows == reference.rows) << "depth " << setting.depth << " batch " << setting.batch;
+    EXPECT_TRUE(outcome.rows == reference.rows)
+        << "depth " << setting.depth << " batch " << setting.batch;
   }
 }
 

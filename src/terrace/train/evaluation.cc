@@ -31,13 +31,15 @@ std::vector<StepTable> StepTables(const ModelPlan& plan) {
   return tables;
 }
 
-PeekProvider::PeekProvider(std::vector<RowCache*> caches, const ModelPlan* plan, std::uint64_t buffer_bytes)
+PeekProvider::PeekProvider(std::vector<RowCache*> caches, const ModelPlan* plan,
+                           std::uint64_t buffer_bytes)
     : caches_(std::move(caches)), plan_(plan), buffer_bytes_(buffer_bytes), rows_(caches_.size()) {}
 
 std::vector<std::size_t> PeekProvider::MaxRows() const {
   std::vector<std::size_t> rows;
   for (const TablePlan& table : plan_->tables) {
-    rows.push_back(std::max<std::size_t>(1, buffer_bytes_ / plan_->tables.size() / table.schema.row_bytes()));
+    rows.push_back(
+        std::max<std::size_t>(1, buffer_bytes_ / plan_->tables.size() / table.schema.row_bytes()));
   }
   return rows;
 }
@@ -71,19 +73,22 @@ Status PinProvider::Bring(WorkItem* item) {
     TableWork& work = item->tables[t];
     TERRACE_ASSIGN_OR_RETURN(work.pinned, caches_[t]->Pin(work.keys));
     work.places.resize(work.rows.size());
-    for (std::size_t r = 0; r < work.rows.size(); ++r) work.places[r] = work.pinned.row(work.rows[r]);
+    for (std::size_t r = 0; r < work.rows.size(); ++r)
+      work.places[r] = work.pinned.row(work.rows[r]);
   }
   return OkStatus();
 }
 
 void AddPredictions(std::span<const SlicePrediction> predictions, ClickMetrics* metrics) {
   for (const SlicePrediction& slice : predictions) {
-    metrics->Add(slice.logit, slice.probability, slice.label, slice.weight, slice.examples, slice.logloss_sum);
+    metrics->Add(slice.logit, slice.probability, slice.label, slice.weight, slice.examples,
+                 slice.logloss_sum);
   }
 }
 
-Status Evaluate(ExampleSource* source, std::uint32_t batch_examples, std::uint32_t minibatch, KeyPlanner* planner,
-                RowProvider* rows, StepExecutor* executor, ClickMetrics* metrics, const PredictionSink& sink,
+Status Evaluate(ExampleSource* source, std::uint32_t batch_examples, std::uint32_t minibatch,
+                KeyPlanner* planner, RowProvider* rows, StepExecutor* executor,
+                ClickMetrics* metrics, const PredictionSink& sink,
                 const std::function<bool()>& stopped) {
   while (true) {
     TERRACE_ASSIGN_OR_RETURN(std::optional<Batch> next, source->Next(batch_examples, minibatch));
@@ -93,9 +98,11 @@ Status Evaluate(ExampleSource* source, std::uint32_t batch_examples, std::uint32
     std::uint32_t first_minibatch = 0;
     while (example < batch->examples) {
       std::vector<std::size_t> max_rows = rows->MaxRows();
-      Result<std::unique_ptr<WorkItem>> item = planner->Plan(batch, example, first_minibatch, max_rows);
+      Result<std::unique_ptr<WorkItem>> item =
+          planner->Plan(batch, example, first_minibatch, max_rows);
       if (!item.ok() && item.status().code() == StatusCode::kOutOfMemory) {
-        // One mini-batch is taken whatever it needs: MaxRows is an aim, and a cache that cannot says so itself.
+        // One mini-batch is taken whatever it needs: MaxRows is an aim, and a cache that cannot
+        // says so itself.
         for (std::size_t& limit : max_rows) limit = std::size_t{minibatch} * batch->slots * 64;
         item = planner->Plan(batch, example, first_minibatch, max_rows);
       }
@@ -104,7 +111,8 @@ Status Evaluate(ExampleSource* source, std::uint32_t batch_examples, std::uint32
       TERRACE_RETURN_IF_ERROR(rows->Bring(work));
       for (std::uint32_t m = 0; m < work->minibatches; ++m) {
         if (stopped && stopped()) return AbortedError("stopped by a signal");
-        TERRACE_ASSIGN_OR_RETURN(std::span<const SlicePrediction> predictions, executor->Predict(*work, m));
+        TERRACE_ASSIGN_OR_RETURN(std::span<const SlicePrediction> predictions,
+                                 executor->Predict(*work, m));
         if (metrics != nullptr) AddPredictions(predictions, metrics);
         if (sink) TERRACE_RETURN_IF_ERROR(sink(*batch, work->MinibatchBegin(m), predictions));
       }

@@ -1,5 +1,6 @@
-// Evaluation: predicts a stream of examples with rows that a provider brings and the network's parameters as they are.
-// Validation in a run, `evaluate` and `predict` share it. Threads: one caller; work on the executor's workers.
+// Evaluation: predicts a stream of examples with rows that a provider brings and the network's
+// parameters as they are. Validation in a run, `evaluate` and `predict` share it. Threads: one
+// caller; work on the executor's workers.
 #pragma once
 
 #include <cstddef>
@@ -47,7 +48,8 @@ class PeekProvider final : public RowProvider {
   std::vector<std::vector<std::byte>> rows_;  // (tables)
 };
 
-// Pins rows in caches over read-only stores, whose create_row marks rows that exist nowhere (evaluate, predict).
+// Pins rows in caches over read-only stores, whose create_row marks rows that exist nowhere
+// (evaluate, predict).
 class PinProvider final : public RowProvider {
  public:
   explicit PinProvider(std::vector<RowCache*> caches) : caches_(std::move(caches)) {}
@@ -59,13 +61,14 @@ class PinProvider final : public RowProvider {
 };
 
 // Called for each predicted mini-batch in order, with its batch and first example in it.
-using PredictionSink =
-    std::function<Status(const Batch& batch, std::uint32_t first_example, std::span<const SlicePrediction>)>;
+using PredictionSink = std::function<Status(const Batch& batch, std::uint32_t first_example,
+                                            std::span<const SlicePrediction>)>;
 
 // Runs `source` to its end. batch_examples: a multiple of minibatch. metrics and sink may be null.
 // `stopped`, if given, ends it between mini-batches with kAborted when it returns true.
-Status Evaluate(ExampleSource* source, std::uint32_t batch_examples, std::uint32_t minibatch, KeyPlanner* planner,
-                RowProvider* rows, StepExecutor* executor, ClickMetrics* metrics, const PredictionSink& sink,
+Status Evaluate(ExampleSource* source, std::uint32_t batch_examples, std::uint32_t minibatch,
+                KeyPlanner* planner, RowProvider* rows, StepExecutor* executor,
+                ClickMetrics* metrics, const PredictionSink& sink,
                 const std::function<bool()>& stopped);
 
 void AddPredictions(std::span<const SlicePrediction> predictions, ClickMetrics* metrics);

@@ -25,13 +25,14 @@ namespace {
 class LoadedRun {
  public:
   static Result<std::unique_ptr<LoadedRun>> Load(FileSystem* fs, const std::string& path,
-                                                 const std::vector<std::string>& files, bool any_bad_lines);
+                                                 const std::vector<std::string>& files,
+                                                 bool any_bad_lines);
   Status Run(ClickMetrics* metrics, const PredictionSink& sink);
   ExampleSource* source() { return source_.get(); }
 
  private:
-  Status OpenNewestCheckpoint(FileSystem* fs);
-  Status OpenModel(FileSystem* fs);
+  Status OpenNewestCheckpoint();
+  Status OpenModel();
   Status OpenRows(FileSystem* fs);
 
   std::unique_ptr<RunFolder> run_;
@@ -49,42 +50,29 @@ class LoadedRun {
   std::vector<RowCache*> cache_pointers_;
 };
 
-Status LoadedRun::OpenNewestCheckpoint(FileSystem* fs) {
-  // The trainer may drop the checkpoint between the listing and the hold: look again.
-  Status last;
-  for (int attempt = 0; attempt < 10; ++attempt) {
-    TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids, run_->ListCheckpoints());
-    if (ids.empty()) {
-      return NotFoundError(fmt::format("'{}' has no checkpoint yet: wait for the first one", run_->path()));
-    }
-    Result<std::unique_ptr<FileLock>> hold = run_->HoldCheckpoint(ids.back());
-    last = hold.status();
-    if (!hold.ok()) continue;
-    Result<Checkpoint> checkpoint = run_->ReadCheckpoint(ids.back());
-    last = checkpoint.status();
-    if (last.code() == StatusCode::kNotFound) continue;
-    TERRACE_RETURN_IF_ERROR(last);
-    hold_ = std::move(*hold);
-    checkpoint_ = std::move(*checkpoint);
-    TERRACE_ASSIGN_OR_RETURN(job_, ParseJob(checkpoint_.job_yaml, JoinPath(run_->path(), "checkpoint"), {}));
-    (void)fs;
-    return OkStatus();
-  }
-  return last;
+Status LoadedRun::OpenNewestCheckpoint() {
+  TERRACE_ASSIGN_OR_RETURN(HeldCheckpoint held, HoldNewestCheckpoint(run_.get()));
+  hold_ = std::move(held.hold);
+  checkpoint_ = std::move(held.checkpoint);
+  TERRACE_ASSIGN_OR_RETURN(
+      job_, ParseJob(checkpoint_.job_yaml, JoinPath(run_->path(), "checkpoint"), {}));
+  return OkStatus();
 }
 
-Status LoadedRun::OpenModel(FileSystem* fs) {
+Status LoadedRun::OpenModel() {
   TERRACE_ASSIGN_OR_RETURN(ModelPlan plan, MakeModelPlan(job_, source_->schema()));
   plan_.emplace(std::move(plan));
   TERRACE_ASSIGN_OR_RETURN(network_, CreateNetwork(plan_->network, plan_->inputs, job_.seed));
   TERRACE_ASSIGN_OR_RETURN(const DenseState dense, run_->ReadDense(checkpoint_));
-  TERRACE_RETURN_IF_ERROR(network_->Load(dense).WithContext("loading the network of the checkpoint"));
+  TERRACE_RETURN_IF_ERROR(
+      network_->Load(dense).WithContext("loading the network of the checkpoint"));
   PrepareComputeThread();
-  workers_ = std::make_unique<WorkerGroup>("compute", job_.training.threads, [] { PrepareComputeThread(); });
-  TERRACE_ASSIGN_OR_RETURN(executor_, StepExecutor::Create(StepTables(*plan_), job_.training.minibatch, network_.get(),
-                                                           workers_.get()));
+  workers_ = std::make_unique<WorkerGroup>("compute", job_.training.threads,
+                                           [] { PrepareComputeThread(); });
+  TERRACE_ASSIGN_OR_RETURN(
+      executor_, StepExecutor::Create(StepTables(*plan_), job_.training.minibatch, network_.get(),
+                                      workers_.get()));
   TERRACE_RETURN_IF_ERROR(executor_->WarmUp());
-  (void)fs;
   return OkStatus();
 }
 
@@ -92,7 +80,8 @@ Status LoadedRun::OpenRows(FileSystem* fs) {
   MemoryPlanInput input;
   input.budget_bytes = job_.memory.budget_bytes;
   input.resident_bytes = ReadProcessMemory().resident_bytes;
-  input.stores = static_cast<std::uint32_t>(plan_->tables.size()) * static_cast<std::uint32_t>(job_.ssd.shards);
+  input.stores = static_cast<std::uint32_t>(plan_->tables.size()) *
+                 static_cast<std::uint32_t>(job_.ssd.shards);
   input.slots = static_cast<std::uint32_t>(plan_->slots.size());
   input.dense_width = plan_->inputs.dense_width;
   input.batch = job_.training.batch;
@@ -106,11 +95,13 @@ Status LoadedRun::OpenRows(FileSystem* fs) {
   options.io_buffer_bytes = memory_.io_buffer_bytes;
   options.background = false;
   options.read_only = true;
-  TERRACE_ASSIGN_OR_RETURN(stores_, RunStores::Open(fs, Clock::Real(), nullptr, run_.get(), job_, *plan_, options,
-                                                    checkpoint_, std::span<const Checkpoint>(&checkpoint_, 1)));
+  TERRACE_ASSIGN_OR_RETURN(
+      stores_, RunStores::Open(fs, Clock::Real(), nullptr, run_.get(), job_, *plan_, options,
+                               checkpoint_, std::span<const Checkpoint>(&checkpoint_, 1)));
   const std::uint64_t index_bytes = stores_->index_bytes();
   const std::uint64_t least = LeastCacheBytes(input.minibatch, input.slots, input.row_bytes_max);
-  const std::uint64_t bytes = memory_.rows_bytes > index_bytes + least ? memory_.rows_bytes - index_bytes : least;
+  const std::uint64_t bytes =
+      memory_.rows_bytes > index_bytes + least ? memory_.rows_bytes - index_bytes : least;
   for (std::size_t t = 0; t < plan_->tables.size(); ++t) {
     RowCacheOptions cache;
     cache.row_bytes = plan_->tables[t].schema.row_bytes();
@@ -118,7 +109,9 @@ Status LoadedRun::OpenRows(FileSystem* fs) {
     cache.lru_share = job_.cache.lru_share;
     cache.background_write_back = false;
     // A key that training has never seen reads as zeros.
-    cache.create_row = [row_bytes = cache.row_bytes](Key /*key*/, std::byte* row) { std::memset(row, 0, row_bytes); };
+    cache.create_row = [row_bytes = cache.row_bytes](Key /*key*/, std::byte* row) {
+      std::memset(row, 0, row_bytes);
+    };
     TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<RowCache> made,
                              RowCache::Create(cache, Clock::Real(), stores_->table(t)));
     cache_pointers_.push_back(made.get());
@@ -128,10 +121,12 @@ Status LoadedRun::OpenRows(FileSystem* fs) {
 }
 
 Result<std::unique_ptr<LoadedRun>> LoadedRun::Load(FileSystem* fs, const std::string& path,
-                                                   const std::vector<std::string>& files, bool any_bad_lines) {
+                                                   const std::vector<std::string>& files,
+                                                   bool any_bad_lines) {
   auto loaded = std::make_unique<LoadedRun>();
-  TERRACE_ASSIGN_OR_RETURN(loaded->run_, RunFolder::Open(fs, path, RunFolder::Mode::kRead, nullptr));
-  TERRACE_RETURN_IF_ERROR(loaded->OpenNewestCheckpoint(fs));
+  TERRACE_ASSIGN_OR_RETURN(loaded->run_,
+                           RunFolder::Open(fs, path, RunFolder::Mode::kRead, nullptr));
+  TERRACE_RETURN_IF_ERROR(loaded->OpenNewestCheckpoint());
   DataOptions data = loaded->job_.train_data;
   if (data.format == "synthetic") data.format = "criteo";  // The generator's text is Criteo's.
   data.files = files;
@@ -139,7 +134,7 @@ Result<std::unique_ptr<LoadedRun>> LoadedRun::Load(FileSystem* fs, const std::st
   data.shuffle = "none";
   if (any_bad_lines) data.max_bad_fraction = 1.0;
   TERRACE_ASSIGN_OR_RETURN(loaded->source_, OpenSource(fs, data));
-  TERRACE_RETURN_IF_ERROR(loaded->OpenModel(fs));
+  TERRACE_RETURN_IF_ERROR(loaded->OpenModel());
   TERRACE_RETURN_IF_ERROR(loaded->OpenRows(fs));
   return loaded;
 }
@@ -147,8 +142,8 @@ Result<std::unique_ptr<LoadedRun>> LoadedRun::Load(FileSystem* fs, const std::st
 Status LoadedRun::Run(ClickMetrics* metrics, const PredictionSink& sink) {
   KeyPlanner planner(PlannedSlots(*plan_), plan_->tables.size(), job_.training.minibatch);
   PinProvider rows(cache_pointers_);
-  return Evaluate(source_.get(), memory_.batch, job_.training.minibatch, &planner, &rows, executor_.get(), metrics,
-                  sink, nullptr);
+  return Evaluate(source_.get(), memory_.batch, job_.training.minibatch, &planner, &rows,
+                  executor_.get(), metrics, sink, nullptr);
 }
 
 // Collects text and writes it in large pieces.
@@ -178,8 +173,8 @@ class PredictionWriter {
 };
 
 // The lines of one mini-batch, "nan" where a bad line stood.
-Status WritePredictions(const Batch& batch, std::uint32_t first_example, std::span<const SlicePrediction> slices,
-                        PredictionWriter* writer) {
+Status WritePredictions(const Batch& batch, std::uint32_t first_example,
+                        std::span<const SlicePrediction> slices, PredictionWriter* writer) {
   const auto write_bad = [&](std::uint32_t at) -> Status {
     const std::uint32_t count = batch.bad_lines_before.empty() ? 0 : batch.bad_lines_before[at];
     for (std::uint32_t i = 0; i < count; ++i) TERRACE_RETURN_IF_ERROR(writer->Line("nan"));
@@ -197,8 +192,10 @@ Status WritePredictions(const Batch& batch, std::uint32_t first_example, std::sp
 
 }  // namespace
 
-Result<ClickMetricsResult> EvaluateRun(FileSystem* fs, const std::string& run, const std::vector<std::string>& files) {
-  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<LoadedRun> loaded, LoadedRun::Load(fs, run, files, false));
+Result<ClickMetricsResult> EvaluateRun(FileSystem* fs, const std::string& run,
+                                       const std::vector<std::string>& files) {
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<LoadedRun> loaded,
+                           LoadedRun::Load(fs, run, files, false));
   ClickMetrics metrics;
   TERRACE_RETURN_IF_ERROR(loaded->Run(&metrics, nullptr));
   return metrics.Compute();
@@ -206,17 +203,18 @@ Result<ClickMetricsResult> EvaluateRun(FileSystem* fs, const std::string& run, c
 
 Status PredictRun(FileSystem* fs, const std::string& run, const std::vector<std::string>& files,
                   const std::string& output) {
-  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<LoadedRun> loaded, LoadedRun::Load(fs, run, files, true));
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<LoadedRun> loaded,
+                           LoadedRun::Load(fs, run, files, true));
   // The output appears whole or not at all.
   const std::string temporary = output + ".partial";
   const Status removed = fs->Remove(temporary);
   if (!removed.ok() && removed.code() != StatusCode::kNotFound) return removed;
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs->Open(temporary, OpenMode::kCreate));
   PredictionWriter writer(std::move(file));
-  TERRACE_RETURN_IF_ERROR(loaded->Run(
-      nullptr, [&](const Batch& batch, std::uint32_t first_example, std::span<const SlicePrediction> slices) {
-        return WritePredictions(batch, first_example, slices, &writer);
-      }));
+  TERRACE_RETURN_IF_ERROR(loaded->Run(nullptr, [&](const Batch& batch, std::uint32_t first_example,
+                                                   std::span<const SlicePrediction> slices) {
+    return WritePredictions(batch, first_example, slices, &writer);
+  }));
   TERRACE_RETURN_IF_ERROR(writer.Finish());
   return fs->Rename(temporary, output);
 }

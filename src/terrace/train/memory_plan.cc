@@ -16,7 +16,8 @@ std::uint64_t BatchBytesPerExample(const MemoryPlanInput& input) {
   return std::uint64_t{input.slots} * 12 + std::uint64_t{input.dense_width} * 4 + 24;
 }
 
-// Bytes that a working set adds: local rows, inverse lists, places and pins, when every key is distinct.
+// Bytes that a working set adds: local rows, inverse lists, places and pins, when every key is
+// distinct.
 std::uint64_t WorkBytesPerExample(const MemoryPlanInput& input) {
   return std::uint64_t{input.slots} * 56;
 }
@@ -32,11 +33,13 @@ std::uint64_t BatchesBytes(const MemoryPlanInput& input, std::uint32_t batch) {
   if (!input.channel_capacities.empty()) {
     before_pull = 2 + input.channel_capacities[0];
     after_pull = 1;
-    for (std::size_t c = 1; c < input.channel_capacities.size(); ++c) after_pull += 1 + input.channel_capacities[c];
+    for (std::size_t c = 1; c < input.channel_capacities.size(); ++c)
+      after_pull += 1 + input.channel_capacities[c];
   }
   const std::uint64_t per_example =
       before_pull * BatchBytesPerExample(input) +
-      after_pull * (BatchBytesPerExample(input) + WorkBytesPerExample(input)) + PlannerBytesPerExample(input);
+      after_pull * (BatchBytesPerExample(input) + WorkBytesPerExample(input)) +
+      PlannerBytesPerExample(input);
   return per_example * batch;
 }
 
@@ -60,32 +63,36 @@ MemoryPlan FixedPart(const MemoryPlanInput& input) {
 
 }  // namespace
 
-std::uint64_t LeastCacheBytes(std::uint32_t minibatch, std::uint32_t slots, std::uint32_t row_bytes_max) {
-  // Metadata and map cost up to 96 bytes a row; arenas come in huge pages, and the write buffer takes a share.
+std::uint64_t LeastCacheBytes(std::uint32_t minibatch, std::uint32_t slots,
+                              std::uint32_t row_bytes_max) {
+  // Metadata and map cost up to 96 bytes a row; arenas come in huge pages, and the write buffer
+  // takes a share.
   const std::uint64_t rows = std::uint64_t{minibatch} * slots;
   return 2 * rows * (row_bytes_max + 96) + 8 * kMiB;
 }
 
 Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input) {
   MemoryPlan plan = FixedPart(input);
-  const std::uint64_t fixed = plan.resident_bytes + plan.slack_bytes + plan.transient_bytes + plan.io_bytes;
+  const std::uint64_t fixed =
+      plan.resident_bytes + plan.slack_bytes + plan.transient_bytes + plan.io_bytes;
   const std::uint64_t least_rows =
       LeastCacheBytes(input.minibatch, input.slots, input.row_bytes_max) + input.index_bytes;
   const std::uint64_t least = fixed + BatchesBytes(input, input.minibatch) + least_rows;
   if (least > input.budget_bytes) {
     // A larger budget has larger shares; 5 % more covers them.
-    return InvalidArgumentError(
-        fmt::format("memory.budget of {} is too small: this job needs at least {} (process and network {}, rows of one "
-                    "mini-batch and index {}, buffers {}). Raise memory.budget, or lower training.minibatch.",
-                    FormatBytes(input.budget_bytes), FormatBytes((least + least / 20 + kMiB) / kMiB * kMiB),
-                    FormatBytes(plan.resident_bytes), FormatBytes(least_rows),
-                    FormatBytes(plan.io_bytes + plan.slack_bytes + plan.transient_bytes)));
+    return InvalidArgumentError(fmt::format(
+        "memory.budget of {} is too small: this job needs at least {} (process and network {}, "
+        "rows of one "
+        "mini-batch and index {}, buffers {}). Raise memory.budget, or lower training.minibatch.",
+        FormatBytes(input.budget_bytes), FormatBytes((least + least / 20 + kMiB) / kMiB * kMiB),
+        FormatBytes(plan.resident_bytes), FormatBytes(least_rows),
+        FormatBytes(plan.io_bytes + plan.slack_bytes + plan.transient_bytes)));
   }
   const std::uint64_t rest = input.budget_bytes - fixed;
   // A quarter of what is left for batches, more only when one mini-batch asks for it.
   std::uint32_t batch = input.batch;
-  while (batch > input.minibatch &&
-         (BatchesBytes(input, batch) > rest / 4 || BatchesBytes(input, batch) + least_rows > rest)) {
+  while (batch > input.minibatch && (BatchesBytes(input, batch) > rest / 4 ||
+                                     BatchesBytes(input, batch) + least_rows > rest)) {
     batch = std::max(input.minibatch, batch / 2 / input.minibatch * input.minibatch);
   }
   plan.batch = batch;
@@ -96,7 +103,8 @@ Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input) {
 
 std::string DescribeMemoryPlan(const MemoryPlan& plan) {
   return fmt::format(
-      "memory: {} budget = {} rows and index + {} batches in flight ({} examples each) + {} I/O buffers + {} process and "
+      "memory: {} budget = {} rows and index + {} batches in flight ({} examples each) + {} I/O "
+      "buffers + {} process and "
       "network + {} for checkpoints and slack",
       FormatBytes(plan.budget_bytes), FormatBytes(plan.rows_bytes), FormatBytes(plan.batches_bytes),
       FormatCount(plan.batch), FormatBytes(plan.io_bytes), FormatBytes(plan.resident_bytes),

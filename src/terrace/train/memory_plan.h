@@ -30,22 +30,26 @@ struct MemoryPlanInput {
 
 struct MemoryPlan {
   std::uint64_t budget_bytes = 0;
-  std::uint64_t resident_bytes = 0;   // Code, network and contexts.
-  std::uint64_t slack_bytes = 0;      // For what nobody counts: allocator, stacks, page tables.
-  std::uint64_t transient_bytes = 0;  // Checkpoint copies, metrics, validation.
+  std::uint64_t resident_bytes = 0;    // Code, network and contexts.
+  std::uint64_t slack_bytes = 0;       // For what nobody counts: allocator, stacks, page tables.
+  std::uint64_t transient_bytes = 0;   // Checkpoint copies, metrics, validation.
   std::uint64_t read_ahead_bytes = 0;  // Of one source; decompression has as much again.
   std::uint64_t io_buffer_bytes = 0;   // Of one store and use; a store has three.
   std::uint64_t io_bytes = 0;          // All of them.
   std::uint32_t batch = 0;             // Examples, adapted; a multiple of minibatch.
-  std::uint64_t batches_bytes = 0;     // Batches and working sets in flight, rows not counted, and the planner's map.
-  std::uint64_t rows_bytes = 0;        // Caches and the stores' indexes together: the index grows, the caches give way.
+  std::uint64_t batches_bytes =
+      0;  // Batches and working sets in flight, rows not counted, and the planner's map.
+  std::uint64_t rows_bytes =
+      0;  // Caches and the stores' indexes together: the index grows, the caches give way.
 };
 
 // kInvalidArgument: the budget is too small; says the least that would do.
 Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input);
 std::string DescribeMemoryPlan(const MemoryPlan& plan);
 
-// The least that caches need for training to go on: one mini-batch's distinct rows with their metadata.
-std::uint64_t LeastCacheBytes(std::uint32_t minibatch, std::uint32_t slots, std::uint32_t row_bytes_max);
+// The least that caches need for training to go on: one mini-batch's distinct rows with their
+// metadata.
+std::uint64_t LeastCacheBytes(std::uint32_t minibatch, std::uint32_t slots,
+                              std::uint32_t row_bytes_max);
 
 }  // namespace terrace

@@ -6,13 +6,15 @@
 
 namespace terrace {
 
-Result<std::unique_ptr<MetricsFile>> MetricsFile::Open(FileSystem* fs, const std::string& path, std::uint64_t bytes) {
+Result<std::unique_ptr<MetricsFile>> MetricsFile::Open(FileSystem* fs, const std::string& path,
+                                                       std::uint64_t bytes) {
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs->Open(path, OpenMode::kAppend));
   TERRACE_ASSIGN_OR_RETURN(const std::uint64_t size, file->Size());
   if (size < bytes) {
-    return CorruptionError(fmt::format("'{}' has {} bytes, but the checkpoint counts {}: the file was cut or replaced. "
-                                       "Restore it, or train anew with --overwrite.",
-                                       path, size, bytes));
+    return CorruptionError(fmt::format(
+        "'{}' has {} bytes, but the checkpoint counts {}: the file was cut or replaced. "
+        "Restore it, or train anew with --overwrite.",
+        path, size, bytes));
   }
   if (size > bytes) TERRACE_RETURN_IF_ERROR(file->Truncate(bytes));
   return std::unique_ptr<MetricsFile>(new MetricsFile(std::move(file), bytes));

@@ -1,4 +1,5 @@
-// MetricsFile: metrics.jsonl of a run, appended line by line and cut back to a checkpoint on resume. Threads: one.
+// MetricsFile: metrics.jsonl of a run, appended line by line and cut back to a checkpoint on
+// resume. Threads: one.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +15,15 @@ namespace terrace {
 class MetricsFile {
  public:
   // Opens or makes `path` and cuts it to `bytes`. kCorruption: the file is shorter.
-  static Result<std::unique_ptr<MetricsFile>> Open(FileSystem* fs, const std::string& path, std::uint64_t bytes);
+  static Result<std::unique_ptr<MetricsFile>> Open(FileSystem* fs, const std::string& path,
+                                                   std::uint64_t bytes);
   Status Append(const std::string& line);  // Without its newline.
   Status Sync();
   std::uint64_t bytes() const { return bytes_; }
 
  private:
-  MetricsFile(std::unique_ptr<File> file, std::uint64_t bytes) : file_(std::move(file)), bytes_(bytes) {}
+  MetricsFile(std::unique_ptr<File> file, std::uint64_t bytes)
+      : file_(std::move(file)), bytes_(bytes) {}
   std::unique_ptr<File> file_;
   std::uint64_t bytes_;
 };

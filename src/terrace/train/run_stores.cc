@@ -6,20 +6,8 @@
 #include <fmt/format.h>
 
 namespace terrace {
-namespace {
-
-// A checkpoint names folders inside the run relative to it, so that a run can be moved.
-std::string ToReference(const std::string& directory, const std::string& run) {
-  return directory.starts_with(run + "/") ? directory.substr(run.size() + 1) : directory;
-}
-
-std::string FromReference(const std::string& reference, const std::string& run) {
-  return reference.starts_with("/") ? reference : JoinPath(run, reference);
-}
-
-}  // namespace
-
-std::vector<RunStores::Entry> RunStores::MakeEntries(const Job& job, const ModelPlan& plan, const RunFolder& run) {
+std::vector<RunStores::Entry> RunStores::MakeEntries(const Job& job, const ModelPlan& plan,
+                                                     const RunFolder& run) {
   std::vector<Entry> entries;
   for (std::size_t t = 0; t < plan.tables.size(); ++t) {
     const RowSchema& schema = plan.tables[t].schema;
@@ -30,6 +18,7 @@ std::vector<RunStores::Entry> RunStores::MakeEntries(const Job& job, const Model
       entry.table_name = schema.table();
       entry.schema = schema.ToText();
       entry.directory = run.StoreDirectory(schema.table(), shard);
+      entry.recorded_directory = run.RecordedDirectory(schema.table(), shard);
       entry.row_bytes = schema.row_bytes();
       entries.push_back(std::move(entry));
     }
@@ -55,24 +44,27 @@ StoreOptions RunStores::MakeOptions(const Job& job, const Options& options, cons
   return store;
 }
 
-Result<std::unique_ptr<RunStores>> RunStores::Create(FileSystem* fs, Clock* clock, DiskQuota* quota, RunFolder* run,
-                                                     const Job& job, const ModelPlan& plan, const Options& options) {
+Result<std::unique_ptr<RunStores>> RunStores::Create(FileSystem* fs, Clock* clock, DiskQuota* quota,
+                                                     RunFolder* run, const Job& job,
+                                                     const ModelPlan& plan,
+                                                     const Options& options) {
   auto stores = std::make_unique<RunStores>();
   stores->stores_ = MakeEntries(job, plan, *run);
-  stores->run_path_ = run->path();
   for (Entry& entry : stores->stores_) {
     TERRACE_RETURN_IF_ERROR(RemoveTree(fs, entry.directory));
-    TERRACE_ASSIGN_OR_RETURN(entry.store, Store::Create(fs, clock, quota, MakeOptions(job, options, entry)));
+    TERRACE_ASSIGN_OR_RETURN(entry.store,
+                             Store::Create(fs, clock, quota, MakeOptions(job, options, entry)));
   }
   return stores;
 }
 
-Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock, DiskQuota* quota, RunFolder* run,
-                                                   const Job& job, const ModelPlan& plan, const Options& options,
-                                                   const Checkpoint& checkpoint, std::span<const Checkpoint> kept) {
+Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock, DiskQuota* quota,
+                                                   RunFolder* run, const Job& job,
+                                                   const ModelPlan& plan, const Options& options,
+                                                   const Checkpoint& checkpoint,
+                                                   std::span<const Checkpoint> kept) {
   auto stores = std::make_unique<RunStores>();
   stores->stores_ = MakeEntries(job, plan, *run);
-  stores->run_path_ = run->path();
   auto find = [](const Checkpoint& in, const Entry& entry) -> const Checkpoint::StoreManifest* {
     for (const Checkpoint::StoreManifest& store : in.stores) {
       if (store.table == entry.table_name && store.shard == entry.shard) return &store;
@@ -82,17 +74,20 @@ Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock,
   for (Entry& entry : stores->stores_) {
     const Checkpoint::StoreManifest* manifest = find(checkpoint, entry);
     if (manifest == nullptr || checkpoint.stores.size() != stores->stores_.size()) {
-      return InvalidArgumentError(fmt::format(
-          "checkpoint {} has {} stores, the job asks for {}: ssd.shards and the tables must stay as they were",
-          checkpoint.id, checkpoint.stores.size(), stores->stores_.size()));
+      return InvalidArgumentError(
+          fmt::format("checkpoint {} has {} stores, the job asks for {}: ssd.shards and the tables "
+                      "must stay as they were",
+                      checkpoint.id, checkpoint.stores.size(), stores->stores_.size()));
     }
-    entry.directory = FromReference(manifest->directory, run->path());
+    entry.directory = run->ResolveDirectory(manifest->directory);
     std::vector<ManifestReference> references;
     for (const Checkpoint& other : kept) {
-      if (const Checkpoint::StoreManifest* reference = find(other, entry)) references.push_back(reference->manifest);
+      if (const Checkpoint::StoreManifest* reference = find(other, entry))
+        references.push_back(reference->manifest);
     }
-    TERRACE_ASSIGN_OR_RETURN(entry.store, Store::Open(fs, clock, quota, MakeOptions(job, options, entry),
-                                                      manifest->manifest, references));
+    TERRACE_ASSIGN_OR_RETURN(entry.store,
+                             Store::Open(fs, clock, quota, MakeOptions(job, options, entry),
+                                         manifest->manifest, references));
   }
   return stores;
 }
@@ -112,7 +107,7 @@ Result<std::vector<Checkpoint::StoreManifest>> RunStores::Commit(std::uint64_t i
     manifest.table = entry.table_name;
     manifest.shard = entry.shard;
     manifest.row_bytes = entry.row_bytes;
-    manifest.directory = ToReference(entry.directory, run_path_);
+    manifest.directory = entry.recorded_directory;
     manifest.schema = entry.schema;
     TERRACE_ASSIGN_OR_RETURN(manifest.manifest, entry.store->Commit(id));
     manifests.push_back(std::move(manifest));

@@ -1,4 +1,5 @@
-// RunStores: the stores of a run, one per table and shard, as one. Threads: Commit, Drop and stats from one thread.
+// RunStores: the stores of a run, one per table and shard, as one. Threads: Commit, Drop and stats
+// from one thread.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +26,17 @@ class RunStores {
     bool read_only = false;
     std::function<bool()> on_pressure;  // See StoreOptions.
   };
-  // Empty stores in the run's folders, which are emptied first: nothing there is named by a checkpoint.
-  static Result<std::unique_ptr<RunStores>> Create(FileSystem* fs, Clock* clock, DiskQuota* quota, RunFolder* run,
-                                                   const Job& job, const ModelPlan& plan, const Options& options);
+  // Empty stores in the run's folders, which are emptied first: nothing there is named by a
+  // checkpoint.
+  static Result<std::unique_ptr<RunStores>> Create(FileSystem* fs, Clock* clock, DiskQuota* quota,
+                                                   RunFolder* run, const Job& job,
+                                                   const ModelPlan& plan, const Options& options);
   // As `checkpoint` committed them. kept: all checkpoints that stay, this one among them.
-  static Result<std::unique_ptr<RunStores>> Open(FileSystem* fs, Clock* clock, DiskQuota* quota, RunFolder* run,
-                                                 const Job& job, const ModelPlan& plan, const Options& options,
-                                                 const Checkpoint& checkpoint, std::span<const Checkpoint> kept);
+  static Result<std::unique_ptr<RunStores>> Open(FileSystem* fs, Clock* clock, DiskQuota* quota,
+                                                 RunFolder* run, const Job& job,
+                                                 const ModelPlan& plan, const Options& options,
+                                                 const Checkpoint& checkpoint,
+                                                 std::span<const Checkpoint> kept);
 
   std::vector<Store*> table(std::size_t t) const;
   std::size_t size() const { return stores_.size(); }
@@ -50,13 +55,14 @@ class RunStores {
     std::string table_name;
     std::string schema;
     std::string directory;
+    std::string recorded_directory;  // As a checkpoint names it.
     std::uint32_t row_bytes = 0;
     std::unique_ptr<Store> store;
   };
   static StoreOptions MakeOptions(const Job& job, const Options& options, const Entry& entry);
-  static std::vector<Entry> MakeEntries(const Job& job, const ModelPlan& plan, const RunFolder& run);
+  static std::vector<Entry> MakeEntries(const Job& job, const ModelPlan& plan,
+                                        const RunFolder& run);
   std::vector<Entry> stores_;  // By table, then shard.
-  std::string run_path_;
 };
 
 }  // namespace terrace

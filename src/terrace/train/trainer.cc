@@ -7,7 +7,8 @@
 
 namespace terrace {
 
-Result<TrainOutcome> TrainJob(FileSystem* fs, const Job& job, RunMode mode, const std::atomic<int>* stop_signals) {
+Result<TrainOutcome> TrainJob(FileSystem* fs, const Job& job, RunMode mode,
+                              const std::atomic<int>* stop_signals) {
   TrainingRun run(fs, Clock::Real(), job, stop_signals);
   TERRACE_RETURN_IF_ERROR(run.Prepare(mode));
   if (run.already_finished()) {

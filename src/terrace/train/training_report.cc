@@ -115,8 +115,10 @@ void TrainingRun::FillPerformance(IntervalRecord::Performance* performance) {
   out.cache.capacity_bytes = cache.capacity_bytes;
   out.ssd.live_bytes = ssd.live_bytes;
   out.ssd.disk_bytes = ssd.disk_bytes;
-  out.ssd.write_amplification =
-      ssd.rows_written > 0 ? static_cast<double>(ssd.rows_written + ssd.rows_compacted) / static_cast<double>(ssd.rows_written) : 0;
+  out.ssd.write_amplification = ssd.rows_written > 0
+                                    ? static_cast<double>(ssd.rows_written + ssd.rows_compacted) /
+                                          static_cast<double>(ssd.rows_written)
+                                    : 0;
   if (pipeline_ != nullptr) {
     for (const ChannelState& channel : pipeline_->channels()) {
       out.channels.push_back({channel.name, channel.capacity, channel.size, channel.bytes});
@@ -147,22 +149,26 @@ Status TrainingRun::WriteInterval() {
 void TrainingRun::ShowProgress(bool force) {
   const double now = clock_->MonotonicSeconds();
   if (!force && now - last_progress_seconds_ < 1.0) return;
-  const double seconds = now - (last_progress_seconds_ > 0 ? last_progress_seconds_ : start_seconds_);
+  const double seconds =
+      now - (last_progress_seconds_ > 0 ? last_progress_seconds_ : start_seconds_);
   Progress progress;
   progress.examples = cursor_.examples;
   const std::uint64_t before = std::max(last_progress_examples_, start_examples_);
-  progress.examples_per_second = seconds > 0 ? static_cast<double>(cursor_.examples - before) / seconds : 0;
+  progress.examples_per_second =
+      seconds > 0 ? static_cast<double>(cursor_.examples - before) / seconds : 0;
   const ClickMetricsResult window = window_.Compute();
   progress.auc = window.auc;
   progress.logloss = window.logloss;
   const RowCacheStats cache = CacheStats();
   const double accesses = static_cast<double>(cache.hits + cache.misses);
-  progress.hit_rate =
-      accesses > 0 ? static_cast<double>(cache.hits) / accesses : std::numeric_limits<double>::quiet_NaN();
+  progress.hit_rate = accesses > 0 ? static_cast<double>(cache.hits) / accesses
+                                   : std::numeric_limits<double>::quiet_NaN();
   const StoreStats ssd = stores_->stats();
   if (seconds > 0) {
-    progress.ssd_read_bytes_per_second = static_cast<double>(ssd.read_bytes - last_progress_read_) / seconds;
-    progress.ssd_write_bytes_per_second = static_cast<double>(ssd.write_bytes - last_progress_write_) / seconds;
+    progress.ssd_read_bytes_per_second =
+        static_cast<double>(ssd.read_bytes - last_progress_read_) / seconds;
+    progress.ssd_write_bytes_per_second =
+        static_cast<double>(ssd.write_bytes - last_progress_write_) / seconds;
   }
   progress.memory_bytes = ReadProcessMemory().resident_bytes;
   const double done = source_->stats().progress;
@@ -194,7 +200,8 @@ std::string TrainingRun::SaveTrainerState() const {
 
 Status TrainingRun::RestoreTrainerState(const std::string& json) {
   const nlohmann::json state = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
-  if (!state.is_object()) return CorruptionError("the trainer's state in the checkpoint is no JSON object");
+  if (!state.is_object())
+    return CorruptionError("the trainer's state in the checkpoint is no JSON object");
   if (!state.contains("validation") || !state["validation"].is_object()) return OkStatus();
   const nlohmann::json& in = state["validation"];
   auto number = [&](const char* name) {
@@ -236,7 +243,8 @@ RunSummary TrainingRun::Summarize(bool finished) {
   summary.memory.budget_bytes = job_.memory.budget_bytes;
   summary.memory.peak_bytes = ReadProcessMemory().peak_bytes;
   summary.memory.index_bytes_per_key =
-      ssd.live_rows > 0 ? static_cast<double>(ssd.index_bytes) / static_cast<double>(ssd.live_rows) : 0;
+      ssd.live_rows > 0 ? static_cast<double>(ssd.index_bytes) / static_cast<double>(ssd.live_rows)
+                        : 0;
   const RowCacheStats cache = CacheStats();
   summary.cache.hits = cache.hits;
   summary.cache.misses = cache.misses;
@@ -252,7 +260,8 @@ RunSummary TrainingRun::Summarize(bool finished) {
 
 Status TrainingRun::WriteSummary(const RunSummary& summary) {
   const std::string json = SummaryToJson(summary);
-  return WriteFileAtomically(fs_, JoinPath(run_->path(), "summary.json"), std::as_bytes(std::span(json)));
+  return WriteFileAtomically(fs_, JoinPath(run_->path(), "summary.json"),
+                             std::as_bytes(std::span(json)));
 }
 
 }  // namespace terrace

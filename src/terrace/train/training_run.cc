@@ -17,7 +17,8 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
 }  // namespace
 
-TrainingRun::TrainingRun(FileSystem* fs, Clock* clock, const Job& job, const std::atomic<int>* stop_signals)
+TrainingRun::TrainingRun(FileSystem* fs, Clock* clock, const Job& job,
+                         const std::atomic<int>* stop_signals)
     : fs_(fs),
       clock_(clock),
       job_(job),
@@ -28,22 +29,24 @@ TrainingRun::TrainingRun(FileSystem* fs, Clock* clock, const Job& job, const std
 
 TrainingRun::~TrainingRun() = default;
 
-
 Status TrainingRun::TrainMinibatch(WorkItem* item, std::uint32_t m) {
   const std::uint64_t before = cursor_.examples;
   if (item->minibatches > 0) TERRACE_RETURN_IF_ERROR(Step(item, m));
   const Batch& batch = *item->batch;
   const bool batch_ends = item->last_of_batch && m + 1 >= item->minibatches;
   if (!batch.cursors.empty()) {
-    cursor_ = batch.cursors[std::min<std::size_t>(item->first_minibatch + m, batch.cursors.size() - 1)];
+    cursor_ =
+        batch.cursors[std::min<std::size_t>(item->first_minibatch + m, batch.cursors.size() - 1)];
   }
   const Status status = AfterMinibatch(item, m, before, batch_ends && batch.ends_epoch);
-  // The mini-batch is trained whatever failed after it: a checkpoint that is taken now has to hold it.
+  // The mini-batch is trained whatever failed after it: a checkpoint that is taken now has to hold
+  // it.
   if (!status.ok()) MarkTrained(item, std::min(m + 1, item->minibatches));
   return status;
 }
 
-Status TrainingRun::AfterMinibatch(WorkItem* item, std::uint32_t m, std::uint64_t before, bool epoch_ends) {
+Status TrainingRun::AfterMinibatch(WorkItem* item, std::uint32_t m, std::uint64_t before,
+                                   bool epoch_ends) {
   const std::uint64_t now = cursor_.examples;
   reached_max_examples_ = job_.training.max_examples > 0 && now >= job_.training.max_examples;
   if (Passed(before, now, metrics_every_)) TERRACE_RETURN_IF_ERROR(WriteInterval());
@@ -103,15 +106,18 @@ Status TrainingRun::BeforePull() {
   planned_index_bytes_ = index_bytes;
   const std::uint64_t least =
       LeastCacheBytes(job_.training.minibatch, static_cast<std::uint32_t>(plan_->slots.size()),
-                      plan_->tables[0].schema.row_bytes()) * caches_.size();
+                      plan_->tables[0].schema.row_bytes()) *
+      caches_.size();
   if (index_bytes + least > memory_.rows_bytes) {
     const std::uint64_t needed = memory_.budget_bytes + index_bytes + least;
     MutexLock lock(&stop_mu_);
     if (stop_after_checkpoint_.ok()) {
-      stop_after_checkpoint_ = OutOfMemoryError(fmt::format(
-          "the index of the rows on disk has grown to {} and the cache can give way no more. The run has stopped after a "
-          "checkpoint: go on with --resume --set memory.budget={}MiB, which is enough for twice the rows",
-          FormatBytes(index_bytes), (needed + kMiB - 1) / kMiB));
+      stop_after_checkpoint_ =
+          OutOfMemoryError(fmt::format("the index of the rows on disk has grown to {} and the "
+                                       "cache can give way no more. The run has stopped after a "
+                                       "checkpoint: go on with --resume --set memory.budget={}MiB, "
+                                       "which is enough for twice the rows",
+                                       FormatBytes(index_bytes), (needed + kMiB - 1) / kMiB));
     }
     return OkStatus();
   }
@@ -122,8 +128,8 @@ Status TrainingRun::BeforePull() {
 
 void TrainingRun::SplitCacheCapacity(std::uint64_t bytes, bool* at_least) {
   for (std::size_t t = 0; t < caches_.size(); ++t) {
-    const Status status =
-        caches_[t]->SetCapacity(static_cast<std::uint64_t>(static_cast<double>(bytes) * cache_shares_[t]));
+    const Status status = caches_[t]->SetCapacity(
+        static_cast<std::uint64_t>(static_cast<double>(bytes) * cache_shares_[t]));
     // Pinned rows hold more for now: the cache comes down to its limit as they leave.
     if (!status.ok()) *at_least = true;
   }
@@ -134,7 +140,8 @@ void TrainingRun::AdaptChannels() {
   if (pipeline_ == nullptr || capacities_.empty()) return;
   std::vector<double> busy;
   for (const StageReport& stage : pipeline_->times()) busy.push_back(stage.busy_seconds);
-  const std::vector<std::size_t> adapted = ChannelCapacities(job_.pipeline.depth, busy, fixed_capacities_);
+  const std::vector<std::size_t> adapted =
+      ChannelCapacities(job_.pipeline.depth, busy, fixed_capacities_);
   for (std::size_t c = 0; c < adapted.size(); ++c) {
     pipeline_->SetCapacity(c, std::min(adapted[c], capacities_[c]));
   }
@@ -156,7 +163,8 @@ Result<TrainOutcome> TrainingRun::Run() {
   });
   Status status;
   start_examples_ = cursor_.examples;
-  const bool all_done = job_.training.max_examples > 0 && cursor_.examples >= job_.training.max_examples;
+  const bool all_done =
+      job_.training.max_examples > 0 && cursor_.examples >= job_.training.max_examples;
   if (!all_done) {
     Pipeline pipeline({&read, &pull, &stage, &train}, capacities_, clock_);
     pipeline_ = &pipeline;
@@ -182,16 +190,19 @@ Status TrainingRun::AfterFailure(const Status& failure) {
   bool wanted = false;
   {
     MutexLock lock(&stop_mu_);
-    wanted = !stop_after_checkpoint_.ok() && failure.ToString() == stop_after_checkpoint_.ToString();
+    wanted =
+        !stop_after_checkpoint_.ok() && failure.ToString() == stop_after_checkpoint_.ToString();
   }
-  // A full disk or quota, or memory, leaves what was trained intact: the reserve is there for one last checkpoint.
+  // A full disk or quota, or memory, leaves what was trained intact: the reserve is there for one
+  // last checkpoint.
   if (!wanted && failure.code() != StatusCode::kIo && failure.code() != StatusCode::kOutOfMemory) {
     return failure.WithContext(fmt::format("training stopped at example {}", cursor_.examples));
   }
   stores_->SetKeepFree(0);
   const Status checkpoint = TakeCheckpoint(false);
   if (checkpoint.ok()) {
-    LogText(LogLevel::kInfo, fmt::format("a checkpoint at example {} holds all that was trained", cursor_.examples));
+    LogText(LogLevel::kInfo,
+            fmt::format("a checkpoint at example {} holds all that was trained", cursor_.examples));
   } else if (checkpoint.ToString() != failure.ToString()) {
     LogText(LogLevel::kWarning, "no further checkpoint could be taken: " + checkpoint.ToString());
   }
@@ -206,8 +217,9 @@ Status TrainingRun::Validate() {
   PeekProvider rows(cache_pointers_, &*plan_, 4 * kMiB);
   ClickMetrics metrics;
   const std::uint32_t minibatch = job_.training.minibatch;
-  TERRACE_RETURN_IF_ERROR(Evaluate(source.get(), minibatch * std::max(1u, 4096 / minibatch), minibatch,
-                                   validation_planner_.get(), &rows, executor_.get(), &metrics, nullptr, nullptr)
+  TERRACE_RETURN_IF_ERROR(Evaluate(source.get(), minibatch * std::max(1u, 4096 / minibatch),
+                                   minibatch, validation_planner_.get(), &rows, executor_.get(),
+                                   &metrics, nullptr, nullptr)
                               .WithContext("validation"));
   ValidationRecord record;
   record.epoch = cursor_.epoch;
@@ -218,7 +230,8 @@ Status TrainingRun::Validate() {
   validation_ = record.result;
   validation_seconds_ += record.seconds;
   LogText(LogLevel::kInfo,
-          fmt::format("validation after {} examples: AUC {:.5f}, log loss {:.5f}, calibration {:.4f} on {} examples",
+          fmt::format("validation after {} examples: AUC {:.5f}, log loss {:.5f}, calibration "
+                      "{:.4f} on {} examples",
                       FormatCount(cursor_.examples), record.result.auc, record.result.logloss,
                       record.result.calibration, FormatCount(record.result.examples)));
   return metrics_file_->Append(ValidationToJson(record));

@@ -1,5 +1,6 @@
-// TrainingRun: one run in this process: prepares every part, drives the pipeline, takes checkpoints, writes metrics.
-// Threads: Prepare and Run on one thread, which is stage 4's; BeforePull on stage 2's; DropOldest on any that writes.
+// TrainingRun: one run in this process: prepares every part, drives the pipeline, takes
+// checkpoints, writes metrics. Threads: Prepare and Run on one thread, which is stage 4's;
+// BeforePull on stage 2's; DropOldest on any that writes.
 #pragma once
 
 #include <atomic>
@@ -54,7 +55,8 @@ class TrainingRun {
 
   // Stage 4: one mini-batch and what is due after it.
   Status TrainMinibatch(WorkItem* item, std::uint32_t m);
-  // What is due at the boundary after it: metrics, validation, checkpoint, stop. before: examples before it.
+  // What is due at the boundary after it: metrics, validation, checkpoint, stop. before: examples
+  // before it.
   Status AfterMinibatch(WorkItem* item, std::uint32_t m, std::uint64_t before, bool epoch_ends);
   Status Step(WorkItem* item, std::uint32_t m);
   // Whether a boundary of every `every` examples was passed since `before`.
@@ -105,7 +107,7 @@ class TrainingRun {
   std::vector<double> cache_shares_;  // (caches) of the bytes for rows
   std::unique_ptr<KeyPlanner> validation_planner_;
   std::unique_ptr<MetricsFile> metrics_file_;
-  Pipeline* pipeline_ = nullptr;  // While Run drives it.
+  Pipeline* pipeline_ = nullptr;          // While Run drives it.
   std::vector<StageReport> final_times_;  // Afterwards.
 
   // Stage 4's.

@@ -1,4 +1,5 @@
-// How a TrainingRun gets its parts, in order: inputs, plan, network, memory, folder, stores, caches, state.
+// How a TrainingRun gets its parts, in order: inputs, plan, network, memory, folder, stores,
+// caches, state.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -7,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "terrace/base/log.h"
+#include "terrace/base/memory.h"
 #include "terrace/base/units.h"
 #include "terrace/train/training_run.h"
 
@@ -17,9 +19,12 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
 RunFolder::Mode FolderMode(RunMode mode) {
   switch (mode) {
-    case RunMode::kNew: return RunFolder::Mode::kNew;
-    case RunMode::kResume: return RunFolder::Mode::kResume;
-    case RunMode::kOverwrite: return RunFolder::Mode::kOverwrite;
+    case RunMode::kNew:
+      return RunFolder::Mode::kNew;
+    case RunMode::kResume:
+      return RunFolder::Mode::kResume;
+    case RunMode::kOverwrite:
+      return RunFolder::Mode::kOverwrite;
   }
   return RunFolder::Mode::kNew;
 }
@@ -39,27 +44,34 @@ Status TrainingRun::Prepare(RunMode mode) {
 
 Status TrainingRun::OpenInputs() {
   DataOptions train = job_.train_data;
-  train.read_ahead_bytes = std::clamp<std::uint64_t>(job_.memory.budget_bytes / 128, kMiB, train.read_ahead_bytes);
+  train.read_ahead_bytes =
+      std::clamp<std::uint64_t>(job_.memory.budget_bytes / 128, kMiB, train.read_ahead_bytes);
   TERRACE_ASSIGN_OR_RETURN(source_, OpenSource(fs_, train));
   if (job_.has_validation) {
-    TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<ExampleSource> validation, OpenSource(fs_, job_.validation_data));
+    TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<ExampleSource> validation,
+                             OpenSource(fs_, job_.validation_data));
     if (validation->schema().ToText() != source_->schema().ToText()) {
-      return InvalidArgumentError("the validation data has other slots or dense features than the training data");
+      return InvalidArgumentError(
+          "the validation data has other slots or dense features than the training data");
     }
   }
   TERRACE_ASSIGN_OR_RETURN(ModelPlan plan, MakeModelPlan(job_, source_->schema()));
   plan_.emplace(std::move(plan));
-  for (const TablePlan& table : plan_->tables) rates_.sparse.emplace_back(table.learning_rates.size());
+  for (const TablePlan& table : plan_->tables)
+    rates_.sparse.emplace_back(table.learning_rates.size());
   return OkStatus();
 }
 
 Status TrainingRun::MakeNetwork() {
   TERRACE_ASSIGN_OR_RETURN(network_, CreateNetwork(plan_->network, plan_->inputs, job_.seed));
   PrepareComputeThread();
-  workers_ = std::make_unique<WorkerGroup>("compute", job_.training.threads, [] { PrepareComputeThread(); });
-  TERRACE_ASSIGN_OR_RETURN(executor_, StepExecutor::Create(StepTables(*plan_), job_.training.minibatch, network_.get(),
-                                                           workers_.get()));
-  // Runs every kernel once on zeros, so that what it allocates is known to the memory plan. Changes no parameter.
+  workers_ = std::make_unique<WorkerGroup>("compute", job_.training.threads,
+                                           [] { PrepareComputeThread(); });
+  TERRACE_ASSIGN_OR_RETURN(
+      executor_, StepExecutor::Create(StepTables(*plan_), job_.training.minibatch, network_.get(),
+                                      workers_.get()));
+  // Runs every kernel once on zeros, so that what it allocates is known to the memory plan. Changes
+  // no parameter.
   return executor_->WarmUp();
 }
 
@@ -67,7 +79,8 @@ Status TrainingRun::MakeMemoryPlan() {
   MemoryPlanInput input;
   input.budget_bytes = job_.memory.budget_bytes;
   input.resident_bytes = ReadProcessMemory().resident_bytes;
-  input.stores = static_cast<std::uint32_t>(plan_->tables.size()) * static_cast<std::uint32_t>(job_.ssd.shards);
+  input.stores = static_cast<std::uint32_t>(plan_->tables.size()) *
+                 static_cast<std::uint32_t>(job_.ssd.shards);
   input.slots = static_cast<std::uint32_t>(plan_->slots.size());
   input.dense_width = plan_->inputs.dense_width;
   input.batch = job_.training.batch;
@@ -103,8 +116,8 @@ Status TrainingRun::OpenRun(RunMode mode) {
   const std::string metrics_path = JoinPath(run_->path(), "metrics.jsonl");
   if (ids.empty()) {
     TERRACE_RETURN_IF_ERROR(run_->RemoveStrays());
-    TERRACE_ASSIGN_OR_RETURN(stores_,
-                             RunStores::Create(fs_, clock_, quota_.get(), run_.get(), job_, *plan_, options));
+    TERRACE_ASSIGN_OR_RETURN(
+        stores_, RunStores::Create(fs_, clock_, quota_.get(), run_.get(), job_, *plan_, options));
     TERRACE_ASSIGN_OR_RETURN(metrics_file_, MetricsFile::Open(fs_, metrics_path, 0));
     return OkStatus();
   }
@@ -120,17 +133,20 @@ Status TrainingRun::OpenRun(RunMode mode) {
     already_finished_ = true;
     return OkStatus();
   }
-  TERRACE_RETURN_IF_ERROR(CompareIdentity(newest.identity, IdentifyingSettings(job_, *plan_, *source_), job_));
+  TERRACE_RETURN_IF_ERROR(CompareIdentity(
+      newest.identity, IdentifyingSettings(job_, *plan_, *source_), job_.resume.accept));
   TERRACE_RETURN_IF_ERROR(run_->RemoveStrays());
-  TERRACE_ASSIGN_OR_RETURN(stores_, RunStores::Open(fs_, clock_, quota_.get(), run_.get(), job_, *plan_, options,
-                                                    newest, kept));
-  TERRACE_ASSIGN_OR_RETURN(metrics_file_, MetricsFile::Open(fs_, metrics_path, newest.metrics_bytes));
+  TERRACE_ASSIGN_OR_RETURN(stores_, RunStores::Open(fs_, clock_, quota_.get(), run_.get(), job_,
+                                                    *plan_, options, newest, kept));
+  TERRACE_ASSIGN_OR_RETURN(metrics_file_,
+                           MetricsFile::Open(fs_, metrics_path, newest.metrics_bytes));
   return Restore(newest);
 }
 
 Status TrainingRun::Restore(const Checkpoint& checkpoint) {
   TERRACE_ASSIGN_OR_RETURN(const DenseState dense, run_->ReadDense(checkpoint));
-  TERRACE_RETURN_IF_ERROR(network_->Load(dense).WithContext("loading the network of the checkpoint"));
+  TERRACE_RETURN_IF_ERROR(
+      network_->Load(dense).WithContext("loading the network of the checkpoint"));
   TERRACE_RETURN_IF_ERROR(progressive_.Restore(checkpoint.progressive));
   TERRACE_RETURN_IF_ERROR(window_.Restore(checkpoint.window));
   TERRACE_RETURN_IF_ERROR(RestoreTrainerState(checkpoint.trainer_state));
@@ -149,16 +165,20 @@ Status TrainingRun::MakeCaches() {
   double total = 0;
   for (const TablePlan& table : plan_->tables) {
     // Rows of a table are wanted in proportion to its slots.
-    cache_shares_.push_back(static_cast<double>(table.slots.size()) * (table.schema.row_bytes() + 64));
+    cache_shares_.push_back(static_cast<double>(table.slots.size()) *
+                            (table.schema.row_bytes() + 64));
     total += cache_shares_.back();
   }
-  const std::uint64_t least = LeastCacheBytes(job_.training.minibatch, static_cast<std::uint32_t>(plan_->slots.size()),
-                                              plan_->tables[0].schema.row_bytes()) *
-                              plan_->tables.size();
+  const std::uint64_t least =
+      LeastCacheBytes(job_.training.minibatch, static_cast<std::uint32_t>(plan_->slots.size()),
+                      plan_->tables[0].schema.row_bytes()) *
+      plan_->tables.size();
   if (memory_.rows_bytes < planned_index_bytes_ + least) {
-    return OutOfMemoryError(fmt::format(
-        "the index of the run's rows takes {}: memory.budget must be at least {}", FormatBytes(planned_index_bytes_),
-        FormatBytes(memory_.budget_bytes + planned_index_bytes_ + least - memory_.rows_bytes + kMiB)));
+    return OutOfMemoryError(
+        fmt::format("the index of the run's rows takes {}: memory.budget must be at least {}",
+                    FormatBytes(planned_index_bytes_),
+                    FormatBytes(memory_.budget_bytes + planned_index_bytes_ + least -
+                                memory_.rows_bytes + kMiB)));
   }
   const std::uint64_t bytes = memory_.rows_bytes - planned_index_bytes_;
   for (std::size_t t = 0; t < plan_->tables.size(); ++t) {
@@ -166,17 +186,22 @@ Status TrainingRun::MakeCaches() {
     const RowSchema* schema = &plan_->tables[t].schema;
     RowCacheOptions options;
     options.row_bytes = schema->row_bytes();
-    options.capacity_bytes = static_cast<std::uint64_t>(static_cast<double>(bytes) * cache_shares_[t]);
+    options.capacity_bytes =
+        static_cast<std::uint64_t>(static_cast<double>(bytes) * cache_shares_[t]);
     options.lru_share = job_.cache.lru_share;
-    options.flush_bytes = std::clamp<std::uint64_t>(options.capacity_bytes / 16, kMiB / 4, 16 * kMiB);
+    options.flush_bytes =
+        std::clamp<std::uint64_t>(options.capacity_bytes / 16, kMiB / 4, 16 * kMiB);
     options.background_write_back = job_.pipeline.depth > 0;
-    options.create_row = [schema, seed = job_.seed](Key key, std::byte* row) { schema->InitializeRow(seed, key, row); };
-    TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<RowCache> cache, RowCache::Create(options, clock_, stores_->table(t)));
+    options.create_row = [schema, seed = job_.seed](Key key, std::byte* row) {
+      schema->InitializeRow(seed, key, row);
+    };
+    TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<RowCache> cache,
+                             RowCache::Create(options, clock_, stores_->table(t)));
     cache_pointers_.push_back(cache.get());
     caches_.push_back(std::move(cache));
   }
-  validation_planner_ =
-      std::make_unique<KeyPlanner>(PlannedSlots(*plan_), plan_->tables.size(), job_.training.minibatch);
+  validation_planner_ = std::make_unique<KeyPlanner>(PlannedSlots(*plan_), plan_->tables.size(),
+                                                     job_.training.minibatch);
   return OkStatus();
 }
 

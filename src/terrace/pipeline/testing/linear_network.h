@@ -1,5 +1,5 @@
-// LinearNetwork: a network free of torch for the tests of pipeline and trainer: logistic regression over the input block
-// and the wide input, with plain SGD on its weights.
+// LinearNetwork: a network free of torch for the tests of pipeline and trainer: logistic regression
+// over the input block and the wide input, with plain SGD on its weights.
 #pragma once
 
 #include <cmath>
@@ -14,29 +14,42 @@ namespace terrace {
 
 class LinearNetwork final : public Network {
  public:
-  explicit LinearNetwork(const NetworkInputSpec& inputs) : inputs_(inputs), weights_(inputs.width()) {
+  explicit LinearNetwork(const NetworkInputSpec& inputs)
+      : inputs_(inputs), weights_(inputs.width()) {
     for (std::size_t i = 0; i < weights_.size(); ++i) weights_[i] = i % 2 == 0 ? 0.5f : -0.25f;
-    info_.push_back({"linear.weight", {static_cast<std::int64_t>(weights_.size())}, 0, weights_.size()});
+    info_.push_back(
+        {"linear.weight", {static_cast<std::int64_t>(weights_.size())}, 0, weights_.size()});
     gradient_.resize(weights_.size());
   }
 
   class Context final : public NetworkContext {
    public:
     Context(const NetworkInputSpec& inputs, std::uint32_t max_examples)
-        : width(inputs.width()), block(std::size_t{max_examples} * inputs.width()), wide(inputs.wide ? max_examples : 0),
-          label(max_examples), weight(max_examples), logits(max_examples), probabilities(max_examples),
-          block_grad(block.size()), wide_grad(max_examples), gradient(inputs.width()) {}
+        : width(inputs.width()),
+          block(std::size_t{max_examples} * inputs.width()),
+          wide(inputs.wide ? max_examples : 0),
+          label(max_examples),
+          weight(max_examples),
+          logits(max_examples),
+          probabilities(max_examples),
+          block_grad(block.size()),
+          wide_grad(max_examples),
+          gradient(inputs.width()) {}
     NetworkInput input() override {
-      return {block.data(), width, wide.empty() ? nullptr : wide.data(), label.data(), weight.data()};
+      return {block.data(), width, wide.empty() ? nullptr : wide.data(), label.data(),
+              weight.data()};
     }
     const float* probability() const override { return probabilities.data(); }
     const float* logit() const override { return logits.data(); }
     const float* block_gradient() const override { return block_grad.data(); }
     std::size_t block_gradient_stride() const override { return width; }
-    const float* wide_gradient() const override { return wide.empty() ? nullptr : wide_grad.data(); }
+    const float* wide_gradient() const override {
+      return wide.empty() ? nullptr : wide_grad.data();
+    }
 
     const std::size_t width;
-    std::vector<float> block, wide, label, weight, logits, probabilities, block_grad, wide_grad, gradient;
+    std::vector<float> block, wide, label, weight, logits, probabilities, block_grad, wide_grad,
+        gradient;
   };
 
   const NetworkInputSpec& input_spec() const override { return inputs_; }
@@ -51,7 +64,8 @@ class LinearNetwork final : public Network {
       for (std::size_t i = 0; i < c->width; ++i) z += weights_[i] * c->block[e * c->width + i];
       c->logits[e] = z;
       c->probabilities[e] = 1.0f / (1.0f + std::exp(-z));
-      loss += c->weight[e] * (std::log1p(std::exp(-std::fabs(z))) + std::max(z, 0.0f) - z * c->label[e]);
+      loss += c->weight[e] *
+              (std::log1p(std::exp(-std::fabs(z))) + std::max(z, 0.0f) - z * c->label[e]);
     }
     return loss;
   }
@@ -72,7 +86,8 @@ class LinearNetwork final : public Network {
     const auto [first, last] = Range(part, parts);
     for (std::size_t i = first; i < last; ++i) {
       gradient_[i] = 0;
-      for (NetworkContext* context : contexts) gradient_[i] += static_cast<Context*>(context)->gradient[i];
+      for (NetworkContext* context : contexts)
+        gradient_[i] += static_cast<Context*>(context)->gradient[i];
     }
   }
   double GradientSquareSum() override {
