@@ -201,6 +201,7 @@ void ClickLogGenerator::Calibrate() {
   std::vector<double> scores(kProbeRows);
   ClickLogRow row;
   row.categories.resize(spec_.categorical_slots);
+  row.scratch.resize(std::size_t{2} * spec_.categorical_slots);
   double sum = 0;
   for (std::uint64_t i = 0; i < kProbeRows; ++i) {
     scores[i] = Score(HashCombine(spec_.seed, kFirstProbeRow + i), &row);
@@ -246,10 +247,11 @@ double ClickLogGenerator::ScoreIntegers(std::uint64_t row_hash, std::int64_t* in
   return score;
 }
 
-double ClickLogGenerator::ScoreCategories(std::uint64_t row_hash, std::uint64_t* categories) const {
+double ClickLogGenerator::ScoreCategories(std::uint64_t row_hash, ClickLogRow* out) const {
+  std::uint64_t* const categories = out->categories.data();
   const std::size_t slots = spec_.categorical_slots;
-  std::uint64_t hash[kMostSlots];
-  std::uint64_t rank[kMostSlots];
+  std::uint64_t* const hash = out->scratch.data();
+  std::uint64_t* const rank = hash + slots;
   for (std::size_t s = 0; s < slots; ++s) hash[s] = MixKey(row_hash + (s + 1) * kGolden);
   zipf_.Sample(hash, slots, rank);
   if (narrow_) {
@@ -272,12 +274,12 @@ double ClickLogGenerator::ScoreCategories(std::uint64_t row_hash, std::uint64_t*
 }
 
 double ClickLogGenerator::Score(std::uint64_t row_hash, ClickLogRow* out) const {
-  return ScoreIntegers(row_hash, out->integers.data()) +
-         ScoreCategories(row_hash, out->categories.data());
+  return ScoreIntegers(row_hash, out->integers.data()) + ScoreCategories(row_hash, out);
 }
 
 void ClickLogGenerator::MakeRow(std::uint64_t row, ClickLogRow* out) const {
   out->categories.resize(spec_.categorical_slots);
+  out->scratch.resize(std::size_t{2} * spec_.categorical_slots);
   const std::uint64_t row_hash = HashCombine(spec_.seed, row);
   out->probability = PortableSigmoid(scale_ * Score(row_hash, out) + offset_);
   out->label = UnitDouble(MixKey(row_hash)) < out->probability ? 1.0f : 0.0f;

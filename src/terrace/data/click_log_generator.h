@@ -24,7 +24,7 @@ struct ClickLogSpec {
   double zipf = 1.05;                     // Exponent of the power law, 0 (uniform) to 4.
   std::uint32_t categorical_slots = 26;   // 1 to 256.
   double click_rate = 0.25;               // Mean of the true probability, nearly.
-  double signal = 1.2;  // Standard deviation of the true logit; 1.2 gives an oracle's AUC of 0.78.
+  double signal = 1.3;  // Standard deviation of the true logit; 1.3 gives an oracle's AUC of 0.79.
 };
 
 ClickLogSpec ClickLogSpecOf(const DataOptions& options);
@@ -59,6 +59,7 @@ struct ClickLogRow {
   double probability = 0;
   std::array<std::int64_t, kCriteoIntegers> integers;
   std::vector<std::uint64_t> categories;  // (categorical_slots) as in Criteo text
+  std::vector<std::uint64_t> scratch;     // Of MakeRow.
 };
 
 class ClickLogGenerator {
@@ -77,7 +78,7 @@ class ClickLogGenerator {
   // The score before scale and offset; fills integers and categories.
   double Score(std::uint64_t row_hash, ClickLogRow* out) const;
   double ScoreIntegers(std::uint64_t row_hash, std::int64_t* integers) const;
-  double ScoreCategories(std::uint64_t row_hash, std::uint64_t* categories) const;
+  double ScoreCategories(std::uint64_t row_hash, ClickLogRow* out) const;
 
   const ClickLogSpec spec_;
   const bool narrow_;
