@@ -19,6 +19,8 @@ constexpr std::uint64_t kProbeRows = 8192;
 constexpr std::uint64_t kFirstProbeRow = std::uint64_t{1} << 62;
 // Nearer to 1 than this the general formula loses more digits than the law for 1 is wrong by.
 constexpr double kNearlyOne = 1e-6;
+// Keeps a logarithm's argument positive and normal.
+constexpr double kTiny = 1e-300;
 
 // Sum of the four 16-bit parts of a hash, to mean 0 and variance 1: nearly normal, and cheap.
 double NearlyNormal(std::uint64_t hash) {
@@ -76,7 +78,7 @@ constexpr std::array<IntegerColumn, kCriteoIntegers> kColumns = {{
     {10, 3, 0, 0.15, 0.00, 0.00},
     {10, 0, 55, 0.00, 0.25, 0.10},
     {6, 0, 55, -0.10, 0.00, 0.00},
-    {16, 0, 7, -0.30, 0.00, 0.00},
+    {16, 0, 7, -0.15, 0.00, 0.00},
     {11, 0, 57, -0.10, 0.10, 0.10},
     {8, 0, 11, 0.25, 0.00, 0.00},
     {7, 0, 0, 0.00, 0.00, 0.00},
@@ -105,8 +107,11 @@ ZipfSampler::ZipfSampler(std::uint64_t count, double exponent)
       reciprocal_(one_minus_exponent_ == 0 ? 0 : 1 / one_minus_exponent_) {
   integral_first_ = IntegralOfDensity(1.5) - 1;
   integral_last_ = IntegralOfDensity(count_ + 0.5);
-  accept_within_ =
-      2 - InverseIntegral(IntegralOfDensity(2.5) - PortableExp(-exponent_ * PortableLog(2.0)));
+  sliver_ = exponent * (exponent + 1) / 12;
+  for (int rank = 1; rank <= 32; ++rank) {
+    const double width = InverseIntegral(AcceptFrom(rank)) - rank + 0.5;
+    sliver_ = std::max(sliver_, width * rank * rank);
+  }
 }
 
 // H(x), the integral of x^-exponent, zero at 1.
@@ -118,13 +123,21 @@ double ZipfSampler::IntegralOfDensity(double x) const {
 
 double ZipfSampler::InverseIntegral(double u) const {
   if (one_minus_exponent_ == 0) return PortableExp(u);
-  const double inside = std::max(1 + one_minus_exponent_ * u, 1e-300);
+  // Rounding may take the far end of a steep law to zero or just below.
+  const double inside = std::abs(1 + one_minus_exponent_ * u) + kTiny;
   return PortableExp(PortableLog(inside) * reciprocal_);
 }
 
+// u >= H(rank + 1/2) - h(rank). The refused part of [rank - 1/2, rank + 1/2) is a sliver at its
+// start, of width e(e + 1) / 24 rank^2 and terms that are smaller for large ranks: what lies beyond
+// sliver_ / rank^2, which is wider for every rank, needs nothing computed.
 bool ZipfSampler::Accept(double u, double x, double rank) const {
-  if (rank - x <= accept_within_) return true;
-  return u >= IntegralOfDensity(rank + 0.5) - PortableExp(-exponent_ * PortableLog(rank));
+  if ((x - rank + 0.5) * rank * rank >= sliver_) return true;
+  return u >= AcceptFrom(rank);
+}
+
+double ZipfSampler::AcceptFrom(double rank) const {
+  return IntegralOfDensity(rank + 0.5) - PortableExp(-exponent_ * PortableLog(rank));
 }
 
 // Draws again from further hashes until one is accepted: nearly always at once.
@@ -152,8 +165,8 @@ void ZipfSampler::Sample(const std::uint64_t* hashes, std::size_t n, std::uint64
       for (std::size_t i = 0; i < size; ++i) x[i] = PortableExp(u[i]);
     } else {
       for (std::size_t i = 0; i < size; ++i) {
-        double inside = 1 + one_minus_exponent_ * u[i];
-        inside = inside < 1e-300 ? 1e-300 : inside;
+        // As InverseIntegral.
+        const double inside = std::abs(1 + one_minus_exponent_ * u[i]) + kTiny;
         x[i] = PortableExp(PortableLog(inside) * reciprocal_);
       }
     }
@@ -267,7 +280,7 @@ double ClickLogGenerator::ScoreCategories(std::uint64_t row_hash, ClickLogRow* o
   // Pairs of neighbours: a product of four factors each.
   const std::size_t pairs = std::min<std::size_t>(slots / 2, 6);
   for (std::size_t p = 0; p < pairs; ++p) {
-    constexpr double kPairStrength = 0.35;
+    constexpr double kPairStrength = 0.4;
     score += kPairStrength * FactorDot(MixKey(hash[2 * p]), MixKey(hash[2 * p + 1]));
   }
   return score;

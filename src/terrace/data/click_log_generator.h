@@ -43,6 +43,7 @@ class ZipfSampler {
   double IntegralOfDensity(double x) const;
   double InverseIntegral(double u) const;
   bool Accept(double u, double x, double rank) const;
+  double AcceptFrom(double rank) const;
   std::uint64_t Retry(std::uint64_t hash) const;
 
   double count_;
@@ -51,7 +52,7 @@ class ZipfSampler {
   double reciprocal_;          // Of that.
   double integral_first_;
   double integral_last_;
-  double accept_within_;
+  double sliver_;
 };
 
 struct ClickLogRow {

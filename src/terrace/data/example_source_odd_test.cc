@@ -1,0 +1,366 @@
+// What a reader meets besides good lines: each odd input has the result that docs/data.md promises.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "terrace/base/thread.h"
+#include "terrace/data/criteo_parser.h"
+#include "terrace/data/example_source.h"
+#include "terrace/data/file_list.h"
+#include "terrace/data/testing/data_testing.h"
+#include "terrace/io/testing/memory_file_system.h"
+
+namespace terrace {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string Lines(int first, int count, char delimiter = '\t') {
+  std::string text;
+  for (int i = first; i < first + count; ++i) text += CriteoLine(i % 3 == 0, i, delimiter) + "\n";
+  return text;
+}
+
+std::string Header() {
+  std::string header = "Id,Label";
+  for (int i = 1; i <= 13; ++i) header.append(",I").append(std::to_string(i));
+  for (int i = 1; i <= 26; ++i) header.append(",C").append(std::to_string(i));
+  return header;
+}
+
+class OddInputTest : public ::testing::Test {
+ protected:
+  Stream Read(std::vector<std::string> files) {
+    options_.files = std::move(files);
+    auto source = OpenSource(&fs_, options_);
+    if (!source.ok()) {
+      Stream stream;
+      stream.status = source.status();
+      return stream;
+    }
+    Stream stream = ReadStream(source->get(), 16, {160});
+    stats_ = (*source)->stats();
+    return stream;
+  }
+  Status OpenStatus(std::vector<std::string> files) {
+    options_.files = std::move(files);
+    auto source = OpenSource(&fs_, options_);
+    return source.ok() ? OkStatus() : source.status();
+  }
+  MemoryFileSystem fs_;
+  DataOptions options_;
+  SourceStats stats_;
+};
+
+TEST_F(OddInputTest, CarriageReturnsAndAMissingLastNewlineChangeNothing) {
+  std::string text = Lines(0, 5);
+  PutFile(&fs_, "/unix", text);
+  std::string dos;
+  for (const char c : text) dos += c == '\n' ? std::string("\r\n") : std::string(1, c);
+  PutFile(&fs_, "/dos", dos);
+  PutFile(&fs_, "/cut", text.substr(0, text.size() - 1));
+  PutFile(&fs_, "/mark", "\xef\xbb\xbf" + text);
+  const Stream unix_lines = Read({"/unix"});
+  ASSERT_EQ(unix_lines.examples.size(), 5u);
+  for (const char* const path : {"/dos", "/cut", "/mark"})
+    EXPECT_TRUE(Read({path}).examples == unix_lines.examples) << path;
+}
+
+TEST_F(OddInputTest, HeaderWithIdColumn) {
+  std::string text = Header() + "\r\n";
+  for (int i = 0; i < 4; ++i)
+    text += std::to_string(1000 + i) + "," + CriteoLine(i % 2, i, ',') + "\r\n";
+  PutFile(&fs_, "/a", text);
+  const Stream stream = Read({"/a"});
+  ASSERT_EQ(stream.examples.size(), 4u);
+  EXPECT_EQ(stats_.lines, 4u);
+  EXPECT_EQ(stream.examples[0].line, 2u);
+  PutFile(&fs_, "/b", CriteoLine(1, 3) + "\n");
+  EXPECT_EQ(stream.examples[3].keys, Read({"/b"}).examples[0].keys);
+  // The order of columns is checked, and told with file and line.
+  std::string swapped = text;
+  swapped.replace(swapped.find("C7"), 2, "C8");
+  PutFile(&fs_, "/c", swapped);
+  EXPECT_THAT(OpenStatus({"/c"}).message(),
+              AllOf(HasSubstr("/c:1"), HasSubstr("C8"), HasSubstr("C7 belongs")));
+}
+
+TEST_F(OddInputTest, FilesWithoutExamples) {
+  PutFile(&fs_, "/empty", "");
+  PutFile(&fs_, "/header", Header());
+  PutFile(&fs_, "/data", Lines(0, 3));
+  EXPECT_EQ(Read({"/empty", "/data", "/header", "/data"}).examples.size(), 6u);
+  const Status status = OpenStatus({"/empty", "/header"});
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("no example in them"));
+  PutFile(&fs_, "/empty.gz", Gzip(""));
+  PutFile(&fs_, "/empty.zst", Zstd(""));
+  EXPECT_EQ(Read({"/empty.gz", "/data", "/empty.zst"}).examples.size(), 3u);
+}
+
+TEST_F(OddInputTest, BadLinesAreCountedAndPlacedInTheOrderOfLines) {
+  const std::string good = CriteoLine(1, 1) + "\n";
+  const std::string nul = std::string("\0\0\0\n", 4);
+  const std::string overlong = std::string(kLargestLineBytes + 1, 'a') + "\n";
+  PutFile(&fs_, "/a", "\n" + good + "1\t2\n" + nul + good + good);
+  PutFile(&fs_, "/b", overlong + good + "\r\n" + "x");
+  options_.max_bad_fraction = 1;
+  const Stream stream = Read({"/a", "/b"});
+  ASSERT_TRUE(stream.status.ok()) << stream.status.ToString();
+  std::vector<std::uint32_t> before;
+  std::vector<std::uint64_t> lines;
+  for (const Example& example : stream.examples) {
+    before.push_back(example.bad_before);
+    lines.push_back(example.line);
+  }
+  EXPECT_THAT(before, ElementsAre(1, 2, 0, 1));
+  EXPECT_THAT(lines, ElementsAre(2, 5, 6, 2));
+  EXPECT_THAT(stream.bad_after_epoch, ElementsAre(2));
+  EXPECT_EQ(stats_.lines, 10u);
+  EXPECT_EQ(stats_.bad_lines, 6u);
+}
+
+TEST_F(OddInputTest, LongestLineIsReadAndOneByteMoreIsBad) {
+  // The last category is as long as it takes.
+  const std::string start = "1" + std::string(39, '\t');
+  for (const std::size_t length : {kLargestLineBytes, kLargestLineBytes + 1}) {
+    const std::string line = start + std::string(length - start.size(), 'z');
+    PutFile(&fs_, "/a", CriteoLine(0, 1) + "\n" + line + "\n" + CriteoLine(0, 2) + "\n");
+    PutFile(&fs_, "/b", CriteoLine(0, 1) + "\n" + line);
+    options_.max_bad_fraction = 1;
+    const bool fits = length == kLargestLineBytes;
+    EXPECT_EQ(Read({"/a"}).examples.size(), fits ? 3u : 2u);
+    EXPECT_EQ(stats_.bad_lines, fits ? 0u : 1u);
+    EXPECT_EQ(Read({"/b"}).examples.size(), fits ? 2u : 1u);
+  }
+}
+
+TEST_F(OddInputTest, OnlyBadLinesEndTheEpochWithoutExamples) {
+  PutFile(&fs_, "/a", "bad\nworse\n");
+  options_.max_bad_fraction = 1;
+  options_.epochs = 2;
+  const Stream stream = Read({"/a"});
+  ASSERT_TRUE(stream.status.ok()) << stream.status.ToString();
+  EXPECT_TRUE(stream.examples.empty());
+  EXPECT_THAT(stream.bad_after_epoch, ElementsAre(2, 2));
+}
+
+TEST_F(OddInputTest, TooManyBadLinesStopTheRun) {
+  std::string text = Lines(0, 20);
+  for (int i = 0; i < 30; ++i) text += "bad\n";
+  text += Lines(20, 2000);
+  PutFile(&fs_, "/a", text);
+  const Stream stream = Read({"/a"});
+  EXPECT_EQ(stream.status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(stream.status.message(),
+              AllOf(HasSubstr("30 of 1,000 lines are bad"), HasSubstr("/a:21: column 1 (Label)")));
+  options_.max_bad_fraction = 0.03;
+  EXPECT_TRUE(Read({"/a"}).status.ok());
+  // A short epoch is judged at its end.
+  options_.max_bad_fraction = 0.01;
+  PutFile(&fs_, "/b", Lines(0, 20) + "bad\n");
+  EXPECT_THAT(Read({"/b"}).status.message(), HasSubstr("1 of 21 lines are bad"));
+}
+
+TEST_F(OddInputTest, BadFractionIsTheSameAfterResume) {
+  std::string text = Lines(0, 600);
+  for (int i = 0; i < 30; ++i) text += "bad\n";
+  text += Lines(600, 1200);
+  PutFile(&fs_, "/a", text);
+  options_.files = {"/a"};
+  options_.max_bad_fraction = 0.02;
+  auto first = OpenSource(&fs_, options_);
+  ASSERT_TRUE(first.ok());
+  // The check comes at line 1,000, behind 970 good lines.
+  auto batch = (*first)->Next(700, 100);
+  ASSERT_TRUE(batch.ok()) << batch.status().ToString();
+  const DataCursor cursor = (**batch).cursors.back();
+  EXPECT_EQ(cursor.bad_lines, 30u);
+  const Status cause = (*first)->Next(700, 100).status();
+  EXPECT_THAT(cause.message(), HasSubstr("30 of 1,000 lines are bad"));
+  // The error stays.
+  EXPECT_EQ((*first)->Next(100, 100).status().message(), cause.message());
+  auto second = OpenSource(&fs_, options_);
+  ASSERT_TRUE(second.ok());
+  ASSERT_TRUE((*second)->Seek(cursor).ok());
+  EXPECT_THAT((*second)->Next(700, 100).status().message(), HasSubstr("30 of 1,000 lines are bad"));
+}
+
+TEST_F(OddInputTest, NoCriteoTextIsRefusedAtOnce) {
+  PutFile(&fs_, "/csv", "user,item,rating\n1,2,3\n");
+  const Status status = OpenStatus({"/csv"});
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("/csv:1"), HasSubstr("40 columns")));
+  // Many bad lines in front of a good one are for the run to judge.
+  std::string text;
+  for (int i = 0; i < 50; ++i) text += "bad\n";
+  PutFile(&fs_, "/late", text + CriteoLine(1, 1, ',') + "\n");
+  options_.max_bad_fraction = 0.99;
+  EXPECT_EQ(Read({"/late"}).examples.size(), 1u);
+}
+
+TEST_F(OddInputTest, GlobsAndPaths) {
+  for (const char* const path : {"/logs/d2/b.tsv", "/logs/d2/a.tsv", "/logs/d1/c.tsv",
+                                 "/logs/d1/.hidden.tsv", "/logs/d1/c.txt", "/logs/[x].tsv"})
+    PutFile(&fs_, path, Lines(0, 1));
+  const auto expand = [&](std::vector<std::string> patterns) {
+    auto files = ExpandFiles(&fs_, patterns);
+    std::vector<std::string> paths;
+    if (!files.ok()) return std::vector<std::string>{files.status().ToString()};
+    for (const InputFile& file : *files) paths.push_back(file.path);
+    return paths;
+  };
+  EXPECT_THAT(expand({"/logs/*/*.tsv"}),
+              ElementsAre("/logs/d1/c.tsv", "/logs/d2/a.tsv", "/logs/d2/b.tsv"));
+  EXPECT_THAT(expand({"/logs/d2/b.tsv", "/logs/d?/[ac].tsv", "/logs/d2/b.tsv"}),
+              ElementsAre("/logs/d2/b.tsv", "/logs/d1/c.tsv", "/logs/d2/a.tsv", "/logs/d2/b.tsv"));
+  EXPECT_THAT(expand({"/logs/[x].tsv"}), ElementsAre("/logs/[x].tsv"));
+  EXPECT_THAT(expand({"/logs/d1/.h*"}), ElementsAre("/logs/d1/.hidden.tsv"));
+  EXPECT_THAT(expand({"/logs/*.csv"})[0], AllOf(HasSubstr("not found"), HasSubstr("/logs/*.csv")));
+  EXPECT_THAT(expand({"/nowhere/*/a"})[0], HasSubstr("no file matches"));
+  EXPECT_THAT(expand({"/logs/none.tsv"})[0], HasSubstr("no such file"));
+  EXPECT_THAT(expand({"/logs/d1"})[0], HasSubstr("is a folder"));
+  EXPECT_THAT(expand({})[0], HasSubstr("no input files"));
+}
+
+TEST_F(OddInputTest, FilesThatChangeAfterOpening) {
+  const std::string text = Lines(0, 5000);
+  PutFile(&fs_, "/a", text);
+  options_.files = {"/a"};
+  auto grown = OpenSource(&fs_, options_);
+  auto shrunk = OpenSource(&fs_, options_);
+  ASSERT_TRUE(grown.ok() && shrunk.ok());
+  PutFile(&fs_, "/a", text + Lines(0, 100));
+  EXPECT_EQ(ReadStream(grown->get(), 16, {160}).examples.size(), 5000u);
+  PutFile(&fs_, "/a", text.substr(0, text.size() / 2));
+  const Stream stream = ReadStream(shrunk->get(), 16, {160});
+  EXPECT_EQ(stream.status.code(), StatusCode::kCorruption);
+  EXPECT_THAT(stream.status.message(), AllOf(HasSubstr("/a"), HasSubstr("ends at byte")));
+}
+
+TEST_F(OddInputTest, SeekBeyondTheDataIsAnError) {
+  PutFile(&fs_, "/a", Lines(0, 50));
+  PutFile(&fs_, "/z", Zstd(Lines(0, 50)));
+  for (const char* const path : {"/a", "/z"}) {
+    options_.files = {path};
+    DataCursor cursor;
+    cursor.example_in_epoch = 60;
+    cursor.examples = 60;
+    auto source = OpenSource(&fs_, options_);
+    ASSERT_TRUE(source.ok());
+    ASSERT_TRUE((*source)->Seek(cursor).ok());
+    EXPECT_THAT((*source)->Next(10, 10).status().message(), HasSubstr("only 50 examples"));
+    cursor.hint_example = 60;
+    cursor.offset = 1 << 20;
+    source = OpenSource(&fs_, options_);
+    ASSERT_TRUE(source.ok());
+    ASSERT_TRUE((*source)->Seek(cursor).ok());
+    EXPECT_THAT((*source)->Next(10, 10).status().message(), HasSubstr("before byte 1048576"));
+    cursor.file = 1;
+    source = OpenSource(&fs_, options_);
+    ASSERT_TRUE(source.ok());
+    EXPECT_EQ((*source)->Seek(cursor).code(), StatusCode::kInvalidArgument);
+  }
+}
+
+TEST_F(OddInputTest, OptionsAreCheckedTogether) {
+  options_.format = "csv";
+  options_.epochs = 0;
+  options_.shuffle = "yes";
+  options_.shuffle_window = 0;
+  options_.integers = "raw";
+  options_.missing = "drop";
+  options_.max_bad_fraction = 2;
+  options_.read_ahead_bytes = 1;
+  const Status status = OpenStatus({"/a"});
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  for (const char* const name : {"format", "epochs", "shuffle", "shuffle_window", "integers",
+                                 "missing", "max_bad_fraction", "read_ahead_bytes"})
+    EXPECT_THAT(status.message(), HasSubstr(std::string("data.") + name));
+}
+
+TEST_F(OddInputTest, ShufflesAreFunctionsOfSeedAndEpoch) {
+  for (int i = 0; i < 8; ++i) PutFile(&fs_, "/f" + std::to_string(i), Lines(i * 100, 20));
+  options_.epochs = 3;
+  options_.shuffle = "files";
+  options_.seed = 5;
+  const auto files_of = [](const Stream& stream) {
+    std::vector<std::uint32_t> order;
+    for (const Example& example : stream.examples)
+      if (order.empty() || order.back() != example.file) order.push_back(example.file);
+    return order;
+  };
+  const std::vector<std::uint32_t> order = files_of(Read({"/f*"}));
+  ASSERT_EQ(order.size(), 24u);
+  EXPECT_EQ(order, files_of(Read({"/f*"})));
+  EXPECT_EQ(std::set<std::uint32_t>(order.begin(), order.begin() + 8).size(), 8u);
+  EXPECT_FALSE(std::equal(order.begin(), order.begin() + 8, order.begin() + 8));
+  options_.seed = 6;
+  EXPECT_NE(order, files_of(Read({"/f*"})));
+
+  options_.shuffle = "examples";
+  options_.shuffle_window = 1000;
+  const Stream mixed = Read({"/f*"});
+  ASSERT_EQ(mixed.examples.size(), 480u);
+  std::set<std::pair<std::uint32_t, std::uint64_t>> places;
+  for (std::size_t i = 0; i < 160; ++i)
+    places.emplace(mixed.examples[i].file, mixed.examples[i].line);
+  EXPECT_EQ(places.size(), 160u);
+  EXPECT_GT(files_of(mixed).size(), 100u);
+}
+
+TEST_F(OddInputTest, CancelEndsAReadThatWaits) {
+  PutFile(&fs_, "/a", Lines(0, 20000));
+  options_.files = {"/a"};
+  options_.epochs = 1'000'000;  // More than anything reads before the other thread runs.
+  auto source = OpenSource(&fs_, options_);
+  ASSERT_TRUE(source.ok());
+  auto batch = (*source)->Next(16, 16);
+  ASSERT_TRUE(batch.ok());
+  Thread other("cancel", ThreadPriority::kNormal, [&] { (*source)->Cancel(); });
+  Status status;
+  while (status.ok()) status = (*source)->Next(16, 16).status();
+  other.Join();
+  EXPECT_EQ(status.code(), StatusCode::kAborted);
+  // Before the first Next too.
+  auto early = OpenSource(&fs_, options_);
+  ASSERT_TRUE(early.ok());
+  (*early)->Cancel();
+  EXPECT_EQ((*early)->Next(16, 16).status().code(), StatusCode::kAborted);
+}
+
+TEST_F(OddInputTest, IdentityNamesFilesAndOrder) {
+  PutFile(&fs_, "/a", Lines(0, 3));
+  options_.files = {"/a"};
+  const auto identity = [&] {
+    auto source = OpenSource(&fs_, options_);
+    EXPECT_TRUE(source.ok());
+    return (*source)->IdentityText();
+  };
+  const std::string plain = identity();
+  EXPECT_THAT(plain, HasSubstr("/a:"));
+  options_.seed = 3;
+  EXPECT_EQ(identity(), plain);  // Nothing is shuffled.
+  options_.max_bad_fraction = 0.5;
+  options_.read_ahead_bytes = 1 << 20;
+  EXPECT_EQ(identity(), plain);
+  options_.shuffle = "files";
+  const std::string shuffled = identity();
+  EXPECT_NE(shuffled, plain);
+  options_.seed = 4;
+  EXPECT_NE(identity(), shuffled);
+  PutFile(&fs_, "/a", Lines(0, 4));
+  options_.shuffle = "none";
+  EXPECT_NE(identity(), plain);
+}
+
+}  // namespace
+}  // namespace terrace
