@@ -1,4 +1,4 @@
-// RowMap, EntryQueues and RowArena against containers of the standard library.
+// EntryMap, EntryQueues and RowArena against containers of the standard library.
 #include <deque>
 #include <unordered_map>
 #include <vector>
@@ -6,9 +6,9 @@
 #include <gtest/gtest.h>
 
 #include "terrace/base/rng.h"
+#include "terrace/cache/entry_map.h"
 #include "terrace/cache/entry_queues.h"
 #include "terrace/cache/row_arena.h"
-#include "terrace/cache/row_map.h"
 
 namespace terrace {
 namespace {
@@ -18,9 +18,9 @@ template <typename HashOf>
 void RunMapModel(std::uint64_t seed, std::uint64_t rows, const HashOf& hash_of) {
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   Rng rng(seed);
-  RowMap map;
+  EntryMap map;
   ASSERT_TRUE(map.Reset(rows).ok());
-  EXPECT_EQ(map.bytes(), RowMap::BytesFor(rows));
+  EXPECT_EQ(map.bytes(), EntryMap::BytesFor(rows));
   std::unordered_map<Key, std::uint32_t> model;
   std::unordered_map<std::uint32_t, Key> key_of;
   std::uint32_t next = 0;
@@ -29,8 +29,8 @@ void RunMapModel(std::uint64_t seed, std::uint64_t rows, const HashOf& hash_of) 
     const auto in_model = model.find(key);
     const std::uint32_t found =
         map.Find(hash_of(key), [&](std::uint32_t entry) { return key_of.at(entry) == key; });
-    ASSERT_EQ(found, in_model == model.end() ? RowMap::kNone : in_model->second);
-    if (found == RowMap::kNone) {
+    ASSERT_EQ(found, in_model == model.end() ? EntryMap::kNone : in_model->second);
+    if (found == EntryMap::kNone) {
       if (map.size() == rows) continue;
       key_of[next] = key;
       model[key] = next;
@@ -47,12 +47,12 @@ void RunMapModel(std::uint64_t seed, std::uint64_t rows, const HashOf& hash_of) 
   }
 }
 
-TEST(RowMap, AgreesWithAMap) {
+TEST(EntryMap, AgreesWithAMap) {
   RunMapModel(1, 5000, [](Key key) { return MixKey(key); });
   RunMapModel(2, 500, [](Key key) { return MixKey(key); });
 }
 
-TEST(RowMap, AgreesWithAMapWhenHashesCollide) {
+TEST(EntryMap, AgreesWithAMapWhenHashesCollide) {
   RunMapModel(3, 500, [](Key key) { return MixKey(key % 3); });
   RunMapModel(4, 500, [](Key) { return ~std::uint64_t{0}; });
 }

@@ -9,7 +9,7 @@ namespace terrace {
 
 std::uint64_t RowCacheImpl::BytesFor(std::uint64_t chunks) const {
   const std::uint64_t rows = RowsIn(chunks);
-  return chunks * arena_.chunk_bytes() + RowMap::BytesFor(rows) + policy_->BytesFor(rows) +
+  return chunks * arena_.chunk_bytes() + EntryMap::BytesFor(rows) + policy_->BytesFor(rows) +
          write_back_->bytes();
 }
 
@@ -113,7 +113,7 @@ Status RowCacheImpl::ReleaseClosed() {
     }
   }
   const std::uint64_t rows = RowsIn(std::max<std::uint64_t>(max_chunks_, arena_.present_chunks()));
-  if (map_.bytes() > RowMap::BytesFor(rows)) TERRACE_RETURN_IF_ERROR(RebuildMap(rows));
+  if (map_.bytes() > EntryMap::BytesFor(rows)) TERRACE_RETURN_IF_ERROR(RebuildMap(rows));
   if (policy_->bytes() > policy_->BytesFor(rows)) TERRACE_RETURN_IF_ERROR(policy_->Reserve(rows));
   return OkStatus();
 }

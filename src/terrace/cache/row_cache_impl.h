@@ -1,6 +1,6 @@
-// RowCacheImpl: RowCache over RowArena, RowMap, an EvictionPolicy and WriteBack. A cached row is in
-// the map and in the policy, or held; a row that left dirty is in WriteBack until a store has it.
-// Both change under mu_, so a key that is in neither is in its store in its newest version, or
+// RowCacheImpl: RowCache over RowArena, EntryMap, an EvictionPolicy and WriteBack. A cached row is
+// in the map and in the policy, or held; a row that left dirty is in WriteBack until a store has
+// it. Both change under mu_, so a key that is in neither is in its store in its newest version, or
 // nowhere. Locks: pin_mu_ or flush_mu_, then mu_, then WriteBack's own; none is held while waiting
 // for a store, except those that keep a second Pin, flush or reader out.
 #pragma once
@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "terrace/base/mutex.h"
+#include "terrace/cache/entry_map.h"
 #include "terrace/cache/eviction_policy.h"
 #include "terrace/cache/row_arena.h"
 #include "terrace/cache/row_cache.h"
-#include "terrace/cache/row_map.h"
 #include "terrace/cache/write_back.h"
 
 namespace terrace {
@@ -108,7 +108,7 @@ class RowCacheImpl final : public RowCache {
   CondVar room_;  // Rows were released; aborted.
   // Bases and rows of pinned entries are read without mu_; chunk tables change under it.
   RowArena arena_;
-  RowMap map_ TERRACE_GUARDED_BY(mu_);
+  EntryMap map_ TERRACE_GUARDED_BY(mu_);
   std::unique_ptr<EvictionPolicy> policy_ TERRACE_GUARDED_BY(mu_);
   std::uint64_t capacity_bytes_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t target_chunks_ TERRACE_GUARDED_BY(mu_) = 0;  // What capacity_bytes_ allows.

@@ -30,7 +30,7 @@ std::uint64_t WriteBack::BytesFor(const WriteBackOptions& options) {
       2 * sizeof(Key) + sizeof(std::uint32_t) + sizeof(const std::byte*);
   const std::uint64_t count = BufferCount(options);
   return count * (RowBufferBytes(options) + kPerRow * options.buffer_rows) +
-         RowMap::BytesFor(count * options.buffer_rows);
+         EntryMap::BytesFor(count * options.buffer_rows);
 }
 
 Result<std::unique_ptr<WriteBack>> WriteBack::Create(const WriteBackOptions& options,
@@ -102,7 +102,7 @@ void WriteBack::Append(Key key, const std::byte* row) {
   }
   Buffer& buffer = buffers_[static_cast<std::size_t>(filling_)];
   const std::uint32_t old = FindPlace(key);
-  if (old != RowMap::kNone && static_cast<std::int64_t>(old >> kIndexBits) == filling_) {
+  if (old != EntryMap::kNone && static_cast<std::int64_t>(old >> kIndexBits) == filling_) {
     std::memcpy(RowIn(buffer, old & kIndexMask), row, options_.row_bytes);
     return;
   }
@@ -111,7 +111,7 @@ void WriteBack::Append(Key key, const std::byte* row) {
   std::memcpy(RowIn(buffer, buffer.keys.size()), row, options_.row_bytes);
   buffer.keys.push_back(key);
   ++unwritten_rows_;
-  if (old == RowMap::kNone) {
+  if (old == EntryMap::kNone) {
     map_.Insert(MixKey(key), place);
   } else {
     map_.Replace(MixKey(key), old, place);
@@ -250,7 +250,7 @@ std::size_t WriteBack::Copy(std::span<const Key> keys, std::span<std::byte* cons
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (i + kAhead < keys.size()) map_.Prefetch(MixKey(keys[i + kAhead]));
     const std::uint32_t place = FindPlace(keys[i]);
-    if (place == RowMap::kNone) continue;
+    if (place == EntryMap::kNone) continue;
     std::memcpy(rows[i], RowIn(buffers_[place >> kIndexBits], place & kIndexMask),
                 options_.row_bytes);
     found[i] = 1;

@@ -17,7 +17,7 @@
 #include "terrace/base/mutex.h"
 #include "terrace/base/status.h"
 #include "terrace/base/thread.h"
-#include "terrace/cache/row_map.h"
+#include "terrace/cache/entry_map.h"
 #include "terrace/store/store.h"
 
 namespace terrace {
@@ -96,7 +96,7 @@ class WriteBack {
   mutable Mutex mu_;
   CondVar work_;     // For the thread: a buffer was submitted, a failure cleared, stop.
   CondVar written_;  // A write has ended; cancelled.
-  RowMap map_ TERRACE_GUARDED_BY(mu_);  // Place of the newest version: buffer * 2^24 + index.
+  EntryMap map_ TERRACE_GUARDED_BY(mu_);  // Place of the newest version: buffer * 2^24 + index.
   std::deque<std::uint32_t> queue_ TERRACE_GUARDED_BY(mu_);  // Submitted, the oldest first.
   std::vector<std::uint32_t> idle_ TERRACE_GUARDED_BY(mu_);
   std::int64_t filling_ TERRACE_GUARDED_BY(mu_) = -1;

@@ -81,6 +81,10 @@ void FakeStore::FailAt(std::int64_t call) {
   MutexLock lock(&mu_);
   fail_at_ = call;
 }
+bool FakeStore::FaultWasHit() const {
+  MutexLock lock(&mu_);
+  return fail_at_ < 0;
+}
 void FakeStore::FailWrites(bool fail) {
   MutexLock lock(&mu_);
   fail_writes_ = fail;

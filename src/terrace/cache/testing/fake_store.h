@@ -36,6 +36,7 @@ class FakeStore final : public Store {
   // The n-th Read or Write from now (0: the next) fails with kIo, and changes nothing; negative:
   // none.
   void FailAt(std::int64_t call);
+  bool FaultWasHit() const;  // Of FailAt.
   // From now on every Write fails, or none.
   void FailWrites(bool fail);
   // Reads and Writes from now on stop at their start until LetGo.

@@ -1,4 +1,4 @@
-#include "terrace/cache/row_map.h"
+#include "terrace/cache/entry_map.h"
 
 #include <utility>
 
@@ -10,13 +10,13 @@ constexpr std::uint64_t kRowsPerLine = 9;  // Of twelve: about one entry in twen
 constexpr std::uint16_t kPassedTop = 0xffff;
 }  // namespace
 
-std::uint64_t RowMap::BytesFor(std::uint64_t rows) {
+std::uint64_t EntryMap::BytesFor(std::uint64_t rows) {
   const std::uint64_t bytes = (rows + kRowsPerLine - 1) / kRowsPerLine * sizeof(Line);
   const std::uint64_t unit = bytes >= kHugePageBytes ? kHugePageBytes : 4096;
   return (bytes + unit - 1) / unit * unit;
 }
 
-Status RowMap::Reset(std::uint64_t rows) {
+Status EntryMap::Reset(std::uint64_t rows) {
   TERRACE_CHECK(rows > 0);
   TERRACE_ASSIGN_OR_RETURN(HugeBuffer memory, HugeBuffer::Allocate(BytesFor(rows)));
   memory_ = std::move(memory);
@@ -27,7 +27,7 @@ Status RowMap::Reset(std::uint64_t rows) {
   return OkStatus();
 }
 
-void RowMap::Insert(std::uint64_t hash, std::uint32_t entry) {
+void EntryMap::Insert(std::uint64_t hash, std::uint32_t entry) {
   TERRACE_DCHECK(size_ < capacity_rows_);
   ++size_;
   std::uint64_t place = Home(hash);
@@ -45,7 +45,7 @@ void RowMap::Insert(std::uint64_t hash, std::uint32_t entry) {
   }
 }
 
-RowMap::Spot RowMap::Locate(std::uint64_t hash, std::uint32_t entry) const {
+EntryMap::Spot EntryMap::Locate(std::uint64_t hash, std::uint32_t entry) const {
   const std::uint8_t tag = Tag(hash);
   std::uint64_t place = Home(hash);
   while (true) {
@@ -59,7 +59,7 @@ RowMap::Spot RowMap::Locate(std::uint64_t hash, std::uint32_t entry) const {
   }
 }
 
-void RowMap::Erase(std::uint64_t hash, std::uint32_t entry) {
+void EntryMap::Erase(std::uint64_t hash, std::uint32_t entry) {
   const Spot spot = Locate(hash, entry);
   for (std::uint64_t place = Home(hash); place != spot.line; place = Next(place)) {
     if (lines_[place].passed != kPassedTop) --lines_[place].passed;
@@ -68,7 +68,7 @@ void RowMap::Erase(std::uint64_t hash, std::uint32_t entry) {
   --size_;
 }
 
-void RowMap::Replace(std::uint64_t hash, std::uint32_t entry, std::uint32_t by) {
+void EntryMap::Replace(std::uint64_t hash, std::uint32_t entry, std::uint32_t by) {
   const Spot spot = Locate(hash, entry);
   lines_[spot.line].entries[spot.way] = by;
 }

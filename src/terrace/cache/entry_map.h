@@ -1,4 +1,4 @@
-// RowMap: mixed key -> number of an entry, open addressing in cache lines of twelve. Keys are not
+// EntryMap: mixed key -> number of an entry, open addressing in cache lines of twelve. Keys are not
 // stored: a one-byte tag filters and the caller compares the entry's key, which it needs anyway.
 // Memory is fixed by Reset(). Threads: guarded by its owner.
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace terrace {
 
-class RowMap {
+class EntryMap {
  public:
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
