@@ -21,7 +21,7 @@ struct GatherPlan {
   std::size_t examples_ahead = 0;
 };
 
-inline void PrefetchSlot(const GatherPlan& plan, std::size_t cell) {
+[[gnu::always_inline]] inline void PrefetchSlot(const GatherPlan& plan, std::size_t cell) {
   const PooledLookup& lookup = *plan.lookup;
   const std::size_t end = lookup.key_begin[cell + 1] - lookup.first_occurrence;
   for (std::size_t o = lookup.key_begin[cell] - lookup.first_occurrence; o < end; ++o) {

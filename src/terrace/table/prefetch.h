@@ -1,4 +1,6 @@
-// Asks for the cache lines of a byte range ahead of use. Threads: free functions.
+// Asks for the cache lines of a byte range ahead of use. Always inlined, and so must be any
+// function that does nothing else: GCC takes a call of one for an expression without effect and
+// drops it. Threads: free functions.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +11,7 @@ namespace terrace {
 inline constexpr std::size_t kCacheLineBytes = 64;
 
 // For reading, into all levels.
-inline void PrefetchRead(const void* data, std::size_t bytes) {
+[[gnu::always_inline]] inline void PrefetchRead(const void* data, std::size_t bytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(data) & ~(kCacheLineBytes - 1);
   const auto end = reinterpret_cast<std::uintptr_t>(data) + bytes;
   for (auto line = begin; line < end; line += kCacheLineBytes) {
@@ -18,7 +20,7 @@ inline void PrefetchRead(const void* data, std::size_t bytes) {
 }
 
 // For writing: takes the lines exclusively.
-inline void PrefetchWrite(const void* data, std::size_t bytes) {
+[[gnu::always_inline]] inline void PrefetchWrite(const void* data, std::size_t bytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(data) & ~(kCacheLineBytes - 1);
   const auto end = reinterpret_cast<std::uintptr_t>(data) + bytes;
   for (auto line = begin; line < end; line += kCacheLineBytes) {

@@ -132,7 +132,8 @@ struct RowBlock {
   std::size_t available = 0;  // Rows from rows[0] to the end of the call.
 };
 
-inline void PrefetchAhead(const SegmentStep& step, const RowBlock& block, std::size_t i) {
+[[gnu::always_inline]] inline void PrefetchAhead(const SegmentStep& step, const RowBlock& block,
+                                                 std::size_t i) {
   if (block.distance != 0 && i + block.distance < block.available) {
     PrefetchWrite(block.rows[i + block.distance], step.row_bytes);
   }

@@ -1,0 +1,255 @@
+// How fast mini-batches read and train rows that lie at random in a 1 GiB arena, in rows a second
+// and as a share of a raw pass over the same rows: the same addresses in the same order, prefetched
+// as far ahead, copied to where the gather puts them, or every line changed in place. Prints the
+// median of the rounds and their spread. The sums are compared with a plain loop before anything is
+// timed.
+//
+//   table_sparse_update_bench [--tiny] [--rounds N]
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "terrace/base/clock.h"
+#include "terrace/base/memory.h"
+#include "terrace/base/rng.h"
+#include "terrace/table/gather.h"
+#include "terrace/table/prefetch.h"
+#include "terrace/table/sparse_update.h"
+#include "terrace/table/testing/random_minibatch.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::uint32_t kSlots = 26;
+constexpr std::size_t kRowsOfOneApply = 256;
+
+struct Settings {
+  std::uint64_t arena_bytes = std::uint64_t{1} << 30;
+  std::size_t examples = 40960;  // Of a round, all distinct: most rows come from memory.
+  int rounds = 7;
+};
+
+// One mini-batch with its rows in the arena.
+struct Work {
+  RandomMiniBatch batch;
+  std::vector<std::byte*> rows;
+  std::vector<const std::byte*> const_rows;
+};
+
+// Zipf-like keys: the number of a row is a power of a uniform draw; rows are spread by the mixed
+// hash.
+Work MakeWork(const RowSchema& schema, const HugeBuffer& arena, std::uint32_t examples,
+              std::uint64_t seed, std::uint32_t dim) {
+  const std::uint64_t places = arena.size() / schema.row_bytes();
+  RandomMiniBatchOptions options;
+  options.seed = seed;
+  options.examples = examples;
+  options.slots = kSlots;
+  options.keys_per_slot = 1;
+  options.exactly = true;
+  options.rows = static_cast<std::uint32_t>(std::min<std::uint64_t>(places, 1u << 20));
+  options.skew = 4.0;
+  options.dim = dim;
+  Work work{RandomMiniBatch(options), {}, {}};
+  std::vector<bool> taken(places);
+  for (const std::uint32_t number : work.batch.row_number) {
+    std::uint64_t place = MixKey(number) % places;
+    while (taken[place]) place = (place + 1) % places;
+    taken[place] = true;
+    work.rows.push_back(arena.data() + place * schema.row_bytes());
+    work.const_rows.push_back(work.rows.back());
+  }
+  return work;
+}
+
+PooledLookup LookupOf(const Work& work, std::span<const PooledSlot> slots) {
+  PooledLookup lookup;
+  lookup.row = work.const_rows;
+  lookup.slots = slots;
+  lookup.key_begin = work.batch.key_begin;
+  lookup.data_slots = kSlots;
+  lookup.row_index = work.batch.row_index;
+  return lookup;
+}
+
+// Copies the occurrences' weights side by side, in the order of the gather.
+void RawGather(const Work& work, std::size_t weight_bytes, float* block) {
+  constexpr std::size_t kAhead = 24;
+  const std::vector<std::uint32_t>& index = work.batch.row_index;
+  std::byte* out = reinterpret_cast<std::byte*>(block);
+  for (std::size_t o = 0; o < index.size(); ++o, out += weight_bytes) {
+    if (o + kAhead < index.size()) PrefetchRead(work.rows[index[o + kAhead]], weight_bytes);
+    std::memcpy(out, work.rows[index[o]], weight_bytes);
+  }
+}
+
+// Changes one float of every line of the rows, in the order of the update.
+void RawUpdate(const Work& work, std::size_t row_bytes) {
+  const std::size_t ahead = std::clamp<std::size_t>(4096 / row_bytes, 4, 32);
+  for (std::size_t r = 0; r < work.rows.size(); ++r) {
+    if (r + ahead < work.rows.size()) PrefetchWrite(work.rows[r + ahead], row_bytes);
+    for (std::size_t at = 0; at < row_bytes; at += kCacheLineBytes) {
+      *reinterpret_cast<float*>(work.rows[r] + at) *= 0.999f;
+    }
+  }
+}
+
+void Train(const RowSchema& schema, const Work& work, std::vector<float>* sum,
+           std::vector<StatisticsDelta>* delta) {
+  const MiniBatchRows rows = work.batch.Rows(work.rows);
+  const SparseGradients gradients = work.batch.Gradients();
+  const float rate = 0.01f;
+  const std::span<std::byte* const> all(work.rows);
+  for (std::size_t first = 0; first < rows.rows(); first += kRowsOfOneApply) {
+    const std::size_t last = std::min(rows.rows(), first + kRowsOfOneApply);
+    Accumulate(schema, rows, gradients, first, last, sum->data(), delta->data());
+    Apply(schema, {{&rate, 1}, 1}, all.subspan(first, last - first), sum->data(), delta->data());
+  }
+}
+
+bool CheckGather(const RowSchema& schema, const Work& work, std::span<const PooledSlot> slots,
+                 std::uint32_t dim) {
+  const std::uint32_t examples = work.batch.options.examples;
+  std::vector<float> block(examples * work.batch.stride());
+  GatherPooled(schema, LookupOf(work, slots), 0, examples, block.data(), work.batch.stride(),
+               nullptr);
+  for (std::uint32_t e = 0; e < examples; ++e) {
+    for (std::uint32_t s = 0; s < kSlots; ++s) {
+      const std::byte* row = work.rows[work.batch.row_index[e * kSlots + s]];
+      if (std::memcmp(row, &block[e * work.batch.stride() + s * dim], dim * 4) != 0) return false;
+    }
+  }
+  return true;
+}
+
+bool CheckTrain(const RowSchema& schema, const Work& work, std::uint32_t dim) {
+  std::vector<float> all(work.rows.size() * dim);
+  std::vector<StatisticsDelta> delta(work.rows.size());
+  Accumulate(schema, work.batch.Rows(work.rows), work.batch.Gradients(), 0, work.rows.size(),
+             all.data(), delta.data());
+  std::vector<float> expected(all.size());
+  for (std::uint32_t e = 0; e < work.batch.options.examples; ++e) {
+    for (std::uint32_t s = 0; s < kSlots; ++s) {
+      const std::size_t row = work.batch.row_index[e * kSlots + s];
+      for (std::uint32_t i = 0; i < dim; ++i) {
+        expected[row * dim + i] += work.batch.line[e][s * dim + i];
+      }
+    }
+  }
+  if (all != expected) return false;
+  std::vector<float> sum(kRowsOfOneApply * dim);
+  const float before = *reinterpret_cast<const float*>(work.rows[0]);
+  Train(schema, work, &sum, &delta);
+  return *reinterpret_cast<const float*>(work.rows[0]) != before;
+}
+
+struct Timing {
+  double median = 0, spread = 0;  // Rows a second; (largest - smallest) / median.
+};
+
+Timing Summarise(std::vector<double> rates) {
+  std::sort(rates.begin(), rates.end());
+  const double median = rates[rates.size() / 2];
+  return {median, (rates.back() - rates.front()) / median};
+}
+
+template <typename Body>
+double RateOf(const std::vector<Work>& works, std::size_t units, Body body) {
+  const double start = ThreadCpuSeconds();  // Others on the machine do not count.
+  for (const Work& work : works) body(work);
+  return static_cast<double>(units) / (ThreadCpuSeconds() - start);
+}
+
+void Print(const char* what, std::uint32_t dim, std::uint32_t examples, const char* unit,
+           Timing ours, Timing raw, std::size_t bytes) {
+  std::printf(
+      "%-16s dim %2u  mini-batch %4u  %6.1f M %s/s +-%2.0f %%  %5.1f GB/s  %3.0f %% of raw (%6.1f "
+      "M)\n",
+      what, dim, examples, ours.median / 1e6, unit, 50 * ours.spread,
+      ours.median * static_cast<double>(bytes) / 1e9, 100 * ours.median / raw.median,
+      raw.median / 1e6);
+}
+
+bool RunOne(const Settings& settings, const HugeBuffer& arena, std::uint32_t dim,
+            std::uint32_t examples) {
+  SegmentSpec segment;
+  segment.name = "embedding";
+  segment.dim = dim;
+  Result<RowSchema> created = RowSchema::Create("main", {segment});
+  TERRACE_CHECK(created.ok());
+  const RowSchema& schema = *created;
+  std::vector<PooledSlot> slots;
+  for (std::uint32_t s = 0; s < kSlots; ++s) slots.push_back({s, s * dim, false});
+  std::vector<Work> works;
+  std::size_t rows = 0, occurrences = 0;
+  for (std::size_t b = 0; b < std::max<std::size_t>(1, settings.examples / examples); ++b) {
+    works.push_back(MakeWork(schema, arena, examples, 1000 + b, dim));
+    rows += works.back().rows.size();
+    occurrences += works.back().batch.row_index.size();
+    for (std::size_t r = 0; r < works.back().rows.size(); ++r) {
+      schema.InitializeRow(1, works.back().batch.row_number[r], works.back().rows[r]);
+    }
+  }
+  if (!CheckGather(schema, works[0], slots, dim) || !CheckTrain(schema, works[0], dim)) {
+    std::fprintf(stderr, "dim %u mini-batch %u: differs from the plain loop\n", dim, examples);
+    return false;
+  }
+  std::vector<float> block(examples * works[0].batch.stride());
+  std::vector<float> sum(kRowsOfOneApply * dim);
+  std::vector<StatisticsDelta> delta(kRowsOfOneApply);
+  std::vector<double> gather, raw_gather, train, raw_update;
+  for (int round = 0; round < settings.rounds; ++round) {
+    raw_gather.push_back(
+        RateOf(works, occurrences, [&](const Work& w) { RawGather(w, dim * 4, block.data()); }));
+    gather.push_back(RateOf(works, occurrences, [&](const Work& w) {
+      GatherPooled(schema, LookupOf(w, slots), 0, examples, block.data(), w.batch.stride(),
+                   nullptr);
+    }));
+    raw_update.push_back(
+        RateOf(works, rows, [&](const Work& w) { RawUpdate(w, schema.row_bytes()); }));
+    train.push_back(RateOf(works, rows, [&](const Work& w) { Train(schema, w, &sum, &delta); }));
+  }
+  Print("gather", dim, examples, "keys", Summarise(gather), Summarise(raw_gather), dim * 4);
+  Print("accumulate+apply", dim, examples, "rows", Summarise(train), Summarise(raw_update),
+        schema.row_bytes());
+  return true;
+}
+
+int Main(int argc, char** argv) {
+  Settings settings;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument == "--tiny") {
+      settings.arena_bytes = std::uint64_t{4} << 20;
+      settings.examples = 1024;
+      settings.rounds = 1;
+    } else if (argument == "--rounds" && i + 1 < argc && std::atoi(argv[i + 1]) > 0) {
+      settings.rounds = std::atoi(argv[++i]);
+    } else {
+      std::fprintf(stderr, "usage: %s [--tiny] [--rounds N]\n", argv[0]);
+      return 2;
+    }
+  }
+  Result<HugeBuffer> arena = HugeBuffer::Allocate(settings.arena_bytes);
+  if (!arena.ok()) {
+    std::fprintf(stderr, "%s\n", arena.status().ToString().c_str());
+    return 1;
+  }
+  std::printf("one thread, adagrad, %u slots with one key each, rows of an arena of %llu MiB\n",
+              kSlots, static_cast<unsigned long long>(settings.arena_bytes >> 20));
+  for (std::uint32_t dim : {8u, 16u, 32u, 64u}) {
+    for (std::uint32_t examples : {512u, 2048u}) {
+      if (!RunOne(settings, *arena, dim, examples)) return 1;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace terrace
+
+int main(int argc, char** argv) { return terrace::Main(argc, argv); }
