@@ -1,19 +1,120 @@
 // This file never sees torch's include folder, which carries headers of another oneDNN.
-#include <oneapi/dnnl/dnnl.h>
+#include <array>
+#include <memory>
+#include <oneapi/dnnl/dnnl.hpp>
+#include <unordered_map>
+#include <utility>
 
 #include "terrace/base/check.h"
+#include "terrace/base/ids.h"
+#include "terrace/base/memory.h"
 #include "terrace/model/gemm.h"
 
 namespace terrace {
+namespace {
+
+// What decides the kernel.
+struct Shape {
+  std::array<std::size_t, 9> numbers;  // ta, tb, m, n, k, lda, ldb, ldc, add
+  bool operator==(const Shape& other) const { return numbers == other.numbers; }
+};
+
+struct ShapeHash {
+  std::size_t operator()(const Shape& shape) const {
+    std::uint64_t hash = 0;
+    for (const std::size_t number : shape.numbers) hash = MixKey(hash ^ number);
+    return hash;
+  }
+};
+
+struct Kernel {
+  dnnl::matmul matmul;
+  dnnl::memory a, b, c, scratchpad;
+  std::unordered_map<int, dnnl::memory> arguments;
+  std::size_t scratchpad_bytes = 0;
+};
+
+// Shapes are few: two a layer and product. More than these come from a caller that changes its
+// slices for ever, which must not fill the memory.
+constexpr std::size_t kMaxKernels = 256;
+
+class Kernels {
+ public:
+  Kernels() : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {}
+
+  void Run(const Shape& shape, const float* a, const float* b, float* c) {
+    auto found = kernels_.find(shape);
+    if (found == kernels_.end()) {
+      if (kernels_.size() >= kMaxKernels) kernels_.clear();
+      found = kernels_.emplace(shape, Build(shape)).first;
+    }
+    Kernel& kernel = *found->second;
+    if (kernel.scratchpad_bytes > scratchpad_.size()) {
+      Result<HugeBuffer> buffer = HugeBuffer::Allocate(kernel.scratchpad_bytes);
+      TERRACE_CHECK(buffer.ok());  // Address space alone: pages come with their first use.
+      scratchpad_ = std::move(buffer).value();
+    }
+    kernel.a.set_data_handle(const_cast<float*>(a));  // Only read: the interface has one kind.
+    kernel.b.set_data_handle(const_cast<float*>(b));
+    kernel.c.set_data_handle(c);
+    kernel.scratchpad.set_data_handle(scratchpad_.data());
+    kernel.matmul.execute(stream_, kernel.arguments);
+  }
+
+ private:
+  std::unique_ptr<Kernel> Build(const Shape& shape) {
+    const auto& [ta, tb, m, n, k, lda, ldb, ldc, add] = shape.numbers;
+    const auto layout = [](std::size_t rows, std::size_t columns, bool transposed, std::size_t ld) {
+      const auto size = [](std::size_t value) { return static_cast<dnnl::memory::dim>(value); };
+      const dnnl::memory::dims strides =
+          transposed ? dnnl::memory::dims{1, size(ld)} : dnnl::memory::dims{size(ld), 1};
+      return dnnl::memory::desc({size(rows), size(columns)}, dnnl::memory::data_type::f32, strides);
+    };
+    dnnl::primitive_attr attributes;
+    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    if (add != 0) {
+      dnnl::post_ops sum;
+      sum.append_sum(1.0f);
+      attributes.set_post_ops(sum);
+    }
+    const dnnl::matmul::primitive_desc description(
+        dnnl::matmul::desc(layout(m, k, ta != 0, lda), layout(k, n, tb != 0, ldb),
+                           layout(m, n, false, ldc)),
+        attributes, engine_);
+    auto kernel = std::make_unique<Kernel>();
+    kernel->matmul = dnnl::matmul(description);
+    kernel->a = dnnl::memory(description.src_desc(), engine_, DNNL_MEMORY_NONE);
+    kernel->b = dnnl::memory(description.weights_desc(), engine_, DNNL_MEMORY_NONE);
+    kernel->c = dnnl::memory(description.dst_desc(), engine_, DNNL_MEMORY_NONE);
+    kernel->scratchpad = dnnl::memory(description.scratchpad_desc(), engine_, DNNL_MEMORY_NONE);
+    kernel->scratchpad_bytes = description.scratchpad_desc().get_size();
+    kernel->arguments = {{DNNL_ARG_SRC, kernel->a},
+                         {DNNL_ARG_WEIGHTS, kernel->b},
+                         {DNNL_ARG_DST, kernel->c},
+                         {DNNL_ARG_SCRATCHPAD, kernel->scratchpad}};
+    return kernel;
+  }
+
+  dnnl::engine engine_;
+  dnnl::stream stream_;
+  std::unordered_map<Shape, std::unique_ptr<Kernel>, ShapeHash> kernels_;
+  HugeBuffer scratchpad_;
+};
+
+}  // namespace
 
 void Gemm(Transpose transpose_a, Transpose transpose_b, std::size_t m, std::size_t n, std::size_t k,
           const float* a, std::size_t lda, const float* b, std::size_t ldb, bool add, float* c,
           std::size_t ldc) {
-  const auto size = [](std::size_t value) { return static_cast<dnnl_dim_t>(value); };
-  const dnnl_status_t status = dnnl_sgemm(
-      transpose_a == Transpose::kYes ? 'T' : 'N', transpose_b == Transpose::kYes ? 'T' : 'N',
-      size(m), size(n), size(k), 1.0f, a, size(lda), b, size(ldb), add ? 1.0f : 0.0f, c, size(ldc));
-  TERRACE_CHECK(status == dnnl_success);  // It refuses nothing but illegal shapes.
+  const Shape shape{{transpose_a == Transpose::kYes, transpose_b == Transpose::kYes, m, n, k, lda,
+                     ldb, ldc, add}};
+  try {
+    thread_local Kernels kernels;
+    kernels.Run(shape, a, b, c);
+  } catch (const dnnl::error&) {
+    // Legal shapes fail only for want of memory, which leaves nothing to go on with.
+    TERRACE_CHECK(!"oneDNN could not multiply");
+  }
 }
 
 }  // namespace terrace

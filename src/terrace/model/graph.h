@@ -121,7 +121,7 @@ class Subgraph {
   struct Step {
     OperatorId op = 0;
     bool in_place = false;                // Output lies over input 0.
-    bool absorbed = false;                // The operator before has done it in Forward.
+    bool absorbed = false;                // The operator before does its work.
     bool relu_follows = false;            // The next one is absorbed.
     std::vector<std::size_t> parameters;  // Indices into parameters_.
     std::vector<bool> parameter_add;      // In Backward: another operator has written it before.

@@ -43,8 +43,8 @@ class NetworkContext {
   virtual const float* probability() const = 0;
   virtual const float* logit() const = 0;
   // Gradient of the mini-batch's loss by the last Backward: (examples, stride), columns
-  // [0, embedding_width) as in input().block; nobody needs those of the dense features, and they
-  // stay zero. nullptr without embeddings. And (examples) of the wide input, or nullptr.
+  // [0, embedding_width) as in input().block; what stands in those of the dense features is
+  // unspecified. nullptr without embeddings. And (examples) of the wide input, or nullptr.
   virtual const float* block_gradient() const = 0;
   virtual std::size_t block_gradient_stride() const = 0;
   virtual const float* wide_gradient() const = 0;

@@ -72,7 +72,8 @@ struct OperatorContext {
   std::vector<const float*> parameters;  // Values, in the order of Operator::parameters().
   std::vector<GradientTarget> input_gradients;
   std::vector<ParameterTarget> parameter_gradients;
-  // Set by the graph where a ReLU follows in place: the operator may clamp in its own last pass.
+  // Set by the graph where a ReLU follows in place and absorbs_relu(): Forward clamps what it has
+  // written, Backward first clears the output gradient where the output is not above zero.
   bool relu_follows = false;
   std::unique_ptr<OperatorState> state;
 };
@@ -94,7 +95,7 @@ class Operator {
   // The output may lie where input 0 lies: Backward then reads only output and output gradient, and
   // writes the input gradient over the latter.
   virtual bool in_place() const { return false; }
-  // Clamps in its own last pass when context->relu_follows.
+  // Does the work of a ReLU behind it when context->relu_follows, while its output is in the cache.
   virtual bool absorbs_relu() const { return false; }
   virtual bool is_relu() const { return false; }
 

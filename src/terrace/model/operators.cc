@@ -67,39 +67,50 @@ Status LinearOperator::Forward(OperatorContext* context, std::span<const Matrix>
     if (context->relu_follows) Relu(examples, 1, y.data, y.stride, y.data, y.stride);
     return OkStatus();
   }
-  Gemm(Transpose::kNo, Transpose::kNo, examples, out_width_, x.width, x.data, x.stride, weight,
-       out_width_, false, y.data, y.stride);
-  if (context->relu_follows) {
-    AddBiasRelu(examples, out_width_, bias, y.data, y.stride);
-  } else {
-    AddBias(examples, out_width_, bias, y.data, y.stride);
+  for (std::size_t first = 0, count = 0; first < examples; first += count) {
+    count = GemmBlock(examples - first);
+    Gemm(Transpose::kNo, Transpose::kNo, count, out_width_, x.width, x.line(first), x.stride,
+         weight, out_width_, false, y.line(first), y.stride);
+    if (context->relu_follows) {
+      AddBiasRelu(count, out_width_, bias, y.line(first), y.stride);
+    } else {
+      AddBias(count, out_width_, bias, y.line(first), y.stride);
+    }
   }
   return OkStatus();
 }
 
 Status LinearOperator::Backward(OperatorContext* context, const Matrix& output_gradient) const {
   const Matrix& x = context->inputs[0];
+  const Matrix& y = context->output;
   const Matrix& dy = output_gradient;
   const float* weight = context->parameters[0];
   const ParameterTarget& d_weight = context->parameter_gradients[0];
   const ParameterTarget& d_bias = context->parameter_gradients[1];
   const GradientTarget& dx = context->input_gradients[0];
   const std::size_t examples = context->examples;
-  ColumnSums(examples, out_width_, dy.data, dy.stride, d_bias.add, d_bias.data);
-  if (out_width_ == 1) {
-    WeightedColumnSums(examples, x.width, x.data, x.stride, dy.data, dy.stride, d_weight.add,
-                       d_weight.data);
-    if (dx.matrix) {
-      OuterProduct(examples, dx.matrix.width, dy.data, dy.stride, weight, dx.add, dx.matrix.data,
-                   dx.matrix.stride);
+  for (std::size_t first = 0, count = 0; first < examples; first += count) {
+    count = GemmBlock(examples - first);
+    if (context->relu_follows) {
+      ReluBackward(count, out_width_, y.line(first), y.stride, dy.line(first), dy.stride, false,
+                   dy.line(first), dy.stride);
     }
-    return OkStatus();
-  }
-  Gemm(Transpose::kYes, Transpose::kNo, x.width, out_width_, examples, x.data, x.stride, dy.data,
-       dy.stride, d_weight.add, d_weight.data, out_width_);
-  if (dx.matrix) {
-    Gemm(Transpose::kNo, Transpose::kYes, examples, dx.matrix.width, out_width_, dy.data, dy.stride,
-         weight, out_width_, dx.add, dx.matrix.data, dx.matrix.stride);
+    ColumnSums(count, out_width_, dy.line(first), dy.stride, first > 0 || d_bias.add, d_bias.data);
+    if (out_width_ == 1) {
+      WeightedColumnSums(count, x.width, x.line(first), x.stride, dy.line(first), dy.stride,
+                         first > 0 || d_weight.add, d_weight.data);
+      if (dx.matrix) {
+        OuterProduct(count, dx.matrix.width, dy.line(first), dy.stride, weight, dx.add,
+                     dx.matrix.line(first), dx.matrix.stride);
+      }
+      continue;
+    }
+    Gemm(Transpose::kYes, Transpose::kNo, x.width, out_width_, count, x.line(first), x.stride,
+         dy.line(first), dy.stride, first > 0 || d_weight.add, d_weight.data, out_width_);
+    if (dx.matrix) {
+      Gemm(Transpose::kNo, Transpose::kYes, count, dx.matrix.width, out_width_, dy.line(first),
+           dy.stride, weight, out_width_, dx.add, dx.matrix.line(first), dx.matrix.stride);
+    }
   }
   return OkStatus();
 }

@@ -110,7 +110,7 @@ Status Subgraph::PlaceValues() {
   const auto new_storage = [&](ValueId id) {
     Storage storage;
     storage.width = values[id].width;
-    storage.stride = storage.width == 1 ? 1 : AlignFloats(storage.width);
+    storage.stride = storage.width;  // The matrix products are fastest without gaps.
     storages_.push_back(std::move(storage));
     places_[id] = Place{storages_.size() - 1, 0};
   };
@@ -219,7 +219,8 @@ std::size_t Subgraph::GradientWidth(ValueId id) const {
     if (width > 0) needed = column + width;
     column += graph_->values()[part].width;
   }
-  return needed;
+  // A gradient without gaps is worth some columns that nobody asked for.
+  return needed * 4 >= value.width * 3 ? value.width : needed;
 }
 
 void Subgraph::PlanGradients() {
@@ -284,7 +285,7 @@ std::uint64_t Subgraph::ContextBytes(std::size_t max_examples) const {
   for (const Step& step : steps_) {
     const GraphNode& node = graph_->nodes()[step.op];
     const std::size_t saved = node.op->SavedWidth(node.input_widths);
-    floats += AlignFloats(max_examples * (saved <= 1 ? saved : AlignFloats(saved)));
+    floats += AlignFloats(max_examples * saved);
   }
   return floats * sizeof(float);
 }
@@ -312,8 +313,7 @@ Result<std::unique_ptr<SubgraphContext>> Subgraph::NewContext(std::size_t max_ex
     op.output = context->value(node.output);
     op.relu_follows = step.relu_follows;
     const std::size_t saved = node.op->SavedWidth(node.input_widths);
-    const std::size_t saved_stride = saved <= 1 ? saved : AlignFloats(saved);
-    if (saved > 0) op.saved = Matrix{take(max_examples * saved_stride), saved_stride, saved};
+    if (saved > 0) op.saved = Matrix{take(max_examples * saved), saved, saved};
     for (std::size_t i = 0; i < node.inputs.size(); ++i) {
       op.inputs.push_back(context->value(node.inputs[i]));
       GradientTarget target;
@@ -364,7 +364,7 @@ Status Subgraph::Backward(SubgraphContext* context, std::size_t examples) const 
     }
   }
   for (std::size_t s = steps_.size(); s-- > 0;) {
-    if (!context->output_gradients_[s]) continue;  // Nothing before it learns.
+    if (steps_[s].absorbed || !context->output_gradients_[s]) continue;  // Or nothing learns here.
     TERRACE_RETURN_IF_ERROR(graph_->nodes()[steps_[s].op].op->Backward(
         &context->operators_[s], context->output_gradients_[s]));
   }
