@@ -197,6 +197,7 @@ Status StoreImpl::CompactRound(bool freeing_only, bool* compacted) {
     return Poison(status.WithContext(fmt::format("compacting {}", options_.directory)));
   }
   GiveSpace(round.space - written);
+  SyncPoint::Hit("store.compact.before_publish");
   PublishCompaction(&round);
   SyncPoint::Hit("store.compact.before_remove");
   write_bytes_.fetch_add(written, std::memory_order_relaxed);

@@ -87,5 +87,62 @@ TEST(StoreModel, MemoryWithBackgroundCompaction) {
   }
 }
 
+TEST(StoreModel, Disk) {
+  char folder[] = "/tmp/terrace_store_test.XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  for (const char* backend : {"auto", "threads"}) {
+    for (const bool direct : {true, false}) {
+      SCOPED_TRACE(std::string(backend) + (direct ? " direct" : " buffered"));
+      StoreOptions options = StoreHarness::TinyOptions();
+      options.directory = JoinPath(folder, std::string(backend) + (direct ? "-direct" : ""));
+      options.read_queue.backend = backend;
+      options.direct_io = direct;
+      RunModel(FileSystem::Posix(), options, 21, 60);
+    }
+  }
+  EXPECT_TRUE(RemoveTree(FileSystem::Posix(), folder).ok());
+}
+
+// Rows longer than a block, and shorter than a word.
+TEST(StoreModel, RowLengths) {
+  for (const std::uint32_t row_bytes : {1u, 7u, 512u, 4096u, 20000u}) {
+    MemoryFileSystem fs;
+    StoreOptions options = StoreHarness::TinyOptions();
+    options.row_bytes = row_bytes;
+    options.file_bytes = 30 * (row_bytes + 40);
+    RunModel(&fs, options, row_bytes, 60);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// A batch of more keys than one plan holds.
+TEST(Store, MillionsOfKeysInOneBatch) {
+  MemoryFileSystem fs;
+  StoreOptions options = StoreHarness::TinyOptions();
+  options.row_bytes = 8;
+  options.file_bytes = 8 << 20;
+  options.io_buffer_bytes = 4 << 20;
+  DiskQuota quota(std::uint64_t{1} << 30);
+  auto store = Store::Create(&fs, Clock::Real(), &quota, options);
+  ASSERT_TRUE(store.ok());
+  const std::size_t n = (std::size_t{1} << 20) + 1000;
+  std::vector<Key> keys(n);
+  std::vector<std::uint64_t> values(n), read(n, 0);
+  std::vector<const std::byte*> rows(n);
+  std::vector<std::byte*> out(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    keys[i] = i;
+    values[i] = HashCombine(i, 3);
+    rows[i] = reinterpret_cast<const std::byte*>(&values[i]);
+    out[i] = reinterpret_cast<std::byte*>(&read[i]);
+  }
+  ASSERT_OK((*store)->Write(keys, rows));
+  std::vector<std::uint8_t> found(n);
+  ASSERT_OK((*store)->Read(keys, out, found));
+  EXPECT_EQ(read, values);
+  // One read of the whole store costs little more than its bytes.
+  EXPECT_LE((*store)->stats().read_bytes, 2 * n * 32);
+}
+
 }  // namespace
 }  // namespace terrace

@@ -1,0 +1,300 @@
+// Reads, writes, commits and compaction side by side; and the orders of events that could go wrong.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "terrace/base/mutex.h"
+#include "terrace/base/sync_point.h"
+#include "terrace/base/thread.h"
+#include "terrace/io/testing/memory_file_system.h"
+#include "terrace/store/testing/hooked_file_system.h"
+#include "terrace/store/testing/store_harness.h"
+
+namespace terrace {
+namespace {
+
+#define ASSERT_OK(expr)                                    \
+  do {                                                     \
+    const Status ok_status_ = (expr);                      \
+    ASSERT_TRUE(ok_status_.ok()) << ok_status_.ToString(); \
+  } while (false)
+
+constexpr std::uint64_t kQuota = std::uint64_t{1} << 30;
+
+std::vector<Key> KeysFrom(const StoreHarness& harness, std::uint64_t begin, std::uint64_t end) {
+  std::vector<Key> keys;
+  for (std::uint64_t i = begin; i < end; ++i) keys.push_back(harness.KeyAt(i));
+  return keys;
+}
+
+TEST(StoreHazard, RowCompactedWhileRead) {
+  MemoryFileSystem memory;
+  HookedFileSystem fs(&memory);
+  StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
+  ASSERT_OK(harness.Create());
+  ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
+  ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
+  const std::uint64_t before = harness.store()->stats().compactions;
+  // The reader knows places in files that are compacted away before it reads them.
+  std::uint64_t used_while_read = 0;
+  fs.before_reads = [&] {
+    const Status status = harness.store()->CompactNow();
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    used_while_read = harness.quota()->used();
+  };
+  ASSERT_OK(harness.CheckRead(KeysFrom(harness, 0, 400)));
+  EXPECT_GT(harness.store()->stats().compactions, before);
+  ASSERT_OK(harness.CheckAll());
+  // What the reader held went as soon as somebody looked.
+  ASSERT_OK(harness.Write({1}));
+  EXPECT_LT(harness.quota()->used(), used_while_read);
+}
+
+TEST(StoreHazard, IndexGrownWhileRead) {
+  MemoryFileSystem memory;
+  HookedFileSystem fs(&memory);
+  StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
+  ASSERT_OK(harness.Create());
+  ASSERT_OK(harness.Write(KeysFrom(harness, 0, 300)));
+  const std::uint64_t before = harness.store()->index_bytes();
+  fs.before_reads = [&] { ASSERT_OK(harness.Write(KeysFrom(harness, 1000, 61000))); };
+  ASSERT_OK(harness.CheckRead(KeysFrom(harness, 0, 300)));
+  EXPECT_GT(harness.store()->index_bytes(), before);
+  ASSERT_OK(harness.CheckRead(KeysFrom(harness, 0, 61000)));
+}
+
+TEST(StoreHazard, CheckpointDuringCompaction) {
+  for (const char* moment : {"store.compact.before_write", "store.compact.before_remove"}) {
+    SCOPED_TRACE(moment);
+    MemoryFileSystem memory;
+    StoreHarness harness(&memory, kQuota, StoreHarness::TinyOptions());
+    ASSERT_OK(harness.Create());
+    ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
+    ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
+    bool committed = false;
+    SyncPoint::Arm([&](std::string_view name) {
+      if (name != moment || committed) return;
+      committed = true;
+      ASSERT_OK(harness.Commit());
+    });
+    ASSERT_OK(harness.store()->CompactNow());
+    SyncPoint::Arm(nullptr);
+    ASSERT_TRUE(committed);
+    ASSERT_OK(harness.Write(KeysFrom(harness, 100, 400)));
+    ASSERT_OK(harness.store()->CompactNow());
+    harness.Abandon();
+    memory.Crash(1, MemoryFileSystem::CrashPolicy::kLoseUnsynced);
+    ASSERT_OK(harness.Reopen(1));
+    ASSERT_OK(harness.CheckAll());
+  }
+}
+
+TEST(StoreHazard, CompactionDuringCheckpoint) {
+  for (const char* moment : {"store.commit.before_sync", "store.commit.before_manifest"}) {
+    SCOPED_TRACE(moment);
+    MemoryFileSystem memory;
+    StoreHarness harness(&memory, kQuota, StoreHarness::TinyOptions());
+    ASSERT_OK(harness.Create());
+    ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
+    ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
+    SyncPoint::Arm([&](std::string_view name) {
+      if (name == moment) ASSERT_OK(harness.store()->CompactNow());
+    });
+    ASSERT_OK(harness.Commit());
+    SyncPoint::Arm(nullptr);
+    EXPECT_GT(harness.store()->stats().compactions, 0u);
+    EXPECT_GT(harness.store()->stats().checkpoint_only_bytes, 0u);
+    harness.Abandon();
+    memory.Crash(1, MemoryFileSystem::CrashPolicy::kLoseUnsynced);
+    ASSERT_OK(harness.Reopen(1));
+    ASSERT_OK(harness.CheckAll());
+  }
+}
+
+TEST(StoreHazard, ReaderOfAnOldCheckpointWhileItIsDropped) {
+  MemoryFileSystem memory;
+  HookedFileSystem fs(&memory);
+  StoreHarness harness(&memory, kQuota, StoreHarness::TinyOptions());
+  ASSERT_OK(harness.Create());
+  ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
+  ASSERT_OK(harness.Commit());
+  const ManifestReference old = harness.manifests().at(1);
+  const RowMap expected = harness.snapshots().at(1);
+  StoreOptions options = StoreHarness::TinyOptions();
+  options.read_only = true;
+  auto reader = Store::Open(&fs, Clock::Real(), nullptr, options, old, {});
+  ASSERT_TRUE(reader.ok()) << reader.status().ToString();
+  ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
+  ASSERT_OK(harness.Commit());
+  fs.before_reads = [&] { ASSERT_OK(harness.Drop(1)); };
+  // It has its files open: it goes on to read what it opened.
+  for (const auto& [key, row] : expected) {
+    std::vector<std::byte> memory_of_row(row.size());
+    std::byte* rows[] = {memory_of_row.data()};
+    std::uint8_t found[] = {0};
+    ASSERT_OK((*reader)->Read({&key, 1}, rows, found));
+    ASSERT_EQ(found[0], 1);
+    ASSERT_EQ(memory_of_row, row);
+  }
+  EXPECT_EQ(harness.store()->stats().checkpoint_only_bytes, 0u);
+  // A reader that comes now is told which file is gone.
+  reader = Store::Open(&fs, Clock::Real(), nullptr, options, old, {});
+  ASSERT_FALSE(reader.ok());
+  EXPECT_EQ(reader.status().code(), StatusCode::kNotFound);
+  EXPECT_NE(reader.status().message().find("manifest-00000001"), std::string::npos);
+  ASSERT_OK(harness.CheckAll());
+}
+
+TEST(StoreHazard, WriteOvertakesCompaction) {
+  MemoryFileSystem memory;
+  StoreHarness harness(&memory, kQuota, StoreHarness::TinyOptions());
+  ASSERT_OK(harness.Create());
+  ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
+  ASSERT_OK(harness.Erase(KeysFrom(harness, 350, 400)));
+  ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
+  // After the compaction has read and written its rows: the index must keep the newer ones. A file
+  // of the write is small enough not to be compacted inside of it.
+  bool done = false;
+  SyncPoint::Arm([&](std::string_view name) {
+    if (name != "store.compact.before_publish" || done) return;
+    done = true;
+    // From another thread: this one holds the lock of the compaction, which Write takes.
+    Thread writer("writer", ThreadPriority::kNormal, [&] {
+      std::vector<Key> keys = KeysFrom(harness, 200, 300);
+      ASSERT_OK(harness.Write(keys));
+      ASSERT_OK(harness.Erase(KeysFrom(harness, 300, 320)));
+      ASSERT_OK(harness.Write(KeysFrom(harness, 360, 370)));
+    });
+    writer.Join();
+  });
+  harness.options()->background_compaction = true;
+  ASSERT_OK(harness.Commit());
+  ASSERT_OK(harness.Reopen(1));  // With a compaction thread, so that Write does not compact.
+  ASSERT_OK(harness.store()->CompactNow());
+  for (int i = 0; i < 100 && !done; ++i) ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
+  ASSERT_OK(harness.store()->CompactNow());
+  ASSERT_OK(harness.store()->background_status());
+  ASSERT_TRUE(done);
+  ASSERT_OK(harness.CheckAll());
+  harness.Abandon();
+  SyncPoint::Arm(nullptr);
+}
+
+// A row that tells its key and how often it was written.
+constexpr std::uint32_t kRowBytes = 24;
+void MakeRow(Key key, std::uint64_t generation, std::byte* row) {
+  const std::uint64_t words[3] = {generation, key, HashCombine(key, generation)};
+  std::memcpy(row, words, sizeof words);
+}
+
+TEST(StoreThreads, AllVerbsSideBySide) {
+  constexpr std::uint64_t kKeys = 3000;
+  constexpr int kRounds = 60;
+  MemoryFileSystem memory;
+  StoreOptions options = StoreHarness::TinyOptions();
+  options.row_bytes = kRowBytes;
+  options.file_bytes = 200 * 64;
+  options.background_compaction = true;
+  DiskQuota quota(kQuota);
+  auto created = Store::Create(&memory, Clock::Real(), &quota, options);
+  ASSERT_TRUE(created.ok());
+  Store* store = created->get();
+  // Generation g of a key is written before published[key] becomes g.
+  std::vector<std::atomic<std::uint64_t>> published(kKeys);
+  std::atomic<bool> stop{false};
+  std::atomic<std::uint64_t> reads{0};
+  const auto check = [&](const Status& status) {
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    if (!status.ok()) stop.store(true);
+  };
+  Thread writer("writer", ThreadPriority::kNormal, [&] {
+    Rng rng(1);
+    std::vector<std::byte> bytes(kKeys * kRowBytes);
+    for (std::uint64_t generation = 1; generation <= kRounds && !stop.load(); ++generation) {
+      std::vector<Key> keys;
+      std::vector<const std::byte*> rows;
+      for (Key key = 0; key < kKeys; ++key) {
+        if (generation > 1 && rng.Below(3) != 0) continue;
+        MakeRow(key, generation, &bytes[key * kRowBytes]);
+        keys.push_back(key);
+        rows.push_back(&bytes[key * kRowBytes]);
+      }
+      check(store->Write(keys, rows));
+      for (Key key : keys) published[key].store(generation);
+    }
+    stop.store(true);
+  });
+  Thread committer("committer", ThreadPriority::kNormal, [&] {
+    for (std::uint64_t id = 1; !stop.load(); ++id) {
+      const auto reference = store->Commit(id);
+      check(reference.ok() ? OkStatus() : reference.status());
+      if (id > 2) check(store->Drop(id - 2));
+    }
+  });
+  const auto read_some = [&](std::uint64_t seed) {
+    Rng rng(seed);
+    std::vector<std::byte> bytes(kKeys * kRowBytes);
+    while (!stop.load()) {
+      std::vector<Key> keys;
+      std::vector<std::byte*> rows;
+      std::vector<std::uint64_t> least;
+      for (Key key = 0; key < kKeys; ++key) {
+        if (rng.Below(4) != 0) continue;
+        keys.push_back(key);
+        rows.push_back(&bytes[key * kRowBytes]);
+        least.push_back(published[key].load());
+      }
+      std::vector<std::uint8_t> found(keys.size());
+      check(store->Read(keys, rows, found));
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        std::uint64_t words[3];
+        std::memcpy(words, rows[i], sizeof words);
+        const bool whole = words[1] == keys[i] && words[2] == HashCombine(keys[i], words[0]);
+        if (found[i] == 0 ? least[i] > 0 : !whole || words[0] < least[i]) {
+          ADD_FAILURE() << "key " << keys[i] << " found " << int{found[i]} << " generation "
+                        << words[0] << " where " << least[i] << " was written";
+          stop.store(true);
+          break;
+        }
+      }
+      reads.fetch_add(1);
+    }
+  };
+  Thread reader("reader", ThreadPriority::kNormal, [&] { read_some(2); });
+  Thread second_reader("reader2", ThreadPriority::kNormal, [&] { read_some(3); });
+  writer.Join();
+  committer.Join();
+  reader.Join();
+  second_reader.Join();
+  check(store->background_status());
+  EXPECT_GT(reads.load(), 0u);
+  EXPECT_GT(store->stats().compactions, 0u);
+  EXPECT_EQ(store->stats().live_rows, kKeys);
+  check(store->CompactNow());
+  std::vector<Finding> findings;
+  check(store->Verify(&findings));
+  EXPECT_TRUE(findings.empty());
+}
+
+TEST(StoreThreads, ClosesDuringCompaction) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    MemoryFileSystem memory;
+    StoreOptions options = StoreHarness::TinyOptions();
+    options.background_compaction = true;
+    StoreHarness harness(&memory, kQuota, options);
+    ASSERT_OK(harness.Create());
+    ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
+    ASSERT_OK(harness.Commit());
+    ASSERT_OK(harness.Write(KeysFrom(harness, 0, 10 * seed + 100)));
+    harness.Abandon();
+    EXPECT_EQ(harness.quota()->used(), 0u);
+    ASSERT_OK(harness.Reopen(1));
+    ASSERT_OK(harness.CheckAll());
+  }
+}
+
+}  // namespace
+}  // namespace terrace
