@@ -1,5 +1,6 @@
 #include "terrace/train/job.h"
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -339,6 +340,117 @@ TEST(JobKeys, AreDistinctAndDescribed) {
     EXPECT_TRUE(key.set && key.print) << key.path;
   }
   EXPECT_THAT(JobReferenceText(), testing::HasSubstr("training.batch\n    whole number"));
+}
+
+TEST(JobReference, StandsInTheDocument) {
+  FileSystem* fs = FileSystem::Posix();
+  Result<std::string> document =
+      ReadFileToString(fs, std::string(TERRACE_ROOT) + "/docs/job-file.md");
+  ASSERT_TRUE(document.ok()) << document.status().ToString();
+  const std::string reference = JobReferenceMarkdown();
+  if (document->ends_with(reference)) return;
+  const std::string where = testing::TempDir() + "/job-file-reference.md";
+  const Status written = WriteFileAtomically(fs, where, std::as_bytes(std::span(reference)));
+  ADD_FAILURE() << "docs/job-file.md does not end with the reference of this build, which is in "
+                << where << " " << written.ToString();
+}
+
+TEST(Examples, AreWholeJobs) {
+  const std::string folder = std::string(TERRACE_ROOT) + "/examples";
+  Result<std::vector<FileInfo>> files = FileSystem::Posix()->List(folder);
+  ASSERT_TRUE(files.ok());
+  EXPECT_GE(files->size(), 3u);
+  for (const FileInfo& file : *files) {
+    Result<Job> job = ReadJob(FileSystem::Posix(), folder + "/" + file.name, {});
+    EXPECT_TRUE(job.ok()) << job.status().ToString();
+  }
+}
+
+// A source that has a schema and nothing else.
+class SchemaSource final : public ExampleSource {
+ public:
+  explicit SchemaSource(DataSchema schema) : schema_(std::move(schema)) {}
+  const DataSchema& schema() const override { return schema_; }
+  Result<std::optional<Batch>> Next(std::uint32_t, std::uint32_t) override {
+    return std::optional<Batch>();
+  }
+  Status Seek(const DataCursor&) override { return OkStatus(); }
+  std::span<const InputFile> files() const override { return {}; }
+  SourceStats stats() const override { return {}; }
+  std::string IdentityText() const override { return "nothing"; }
+  void Cancel() override {}
+
+ private:
+  const DataSchema schema_;
+};
+
+DataSchema ThreeSlots() { return {{{"C1", 1}, {"C2", 2}, {"C3", 3}}, {{"integers", 26}}}; }
+
+TEST(ModelPlan, SlotsLieSideBySideInTheirTables) {
+  Result<Job> job = Parse(std::string(kSmall) +
+                          "tables: {ads: {dim: 4}}\n"
+                          "slots: {C2: {table: ads, pooling: mean}, C3: {dim: 2}}\n"
+                          "network: {wide: true}\n");
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  Result<ModelPlan> plan = MakeModelPlan(*job, ThreeSlots());
+  ASSERT_TRUE(plan.ok()) << plan.status().ToString();
+  ASSERT_EQ(plan->tables.size(), 3u);
+  EXPECT_EQ(plan->tables[0].schema.table(), "default");
+  EXPECT_EQ(plan->tables[1].schema.table(), "ads");
+  EXPECT_EQ(plan->tables[2].schema.table(), "default.dim2");
+  EXPECT_EQ(plan->tables[1].slots, std::vector<std::uint32_t>{1});
+  EXPECT_EQ(plan->slots[1].input_offset, 8u);
+  EXPECT_EQ(plan->slots[2].input_offset, 12u);
+  EXPECT_EQ(plan->slots[1].pooling, SlotJob::Pooling::kMean);
+  EXPECT_EQ(plan->inputs.embedding_width, 14u);
+  EXPECT_EQ(plan->inputs.dense_width, 26u);
+  EXPECT_TRUE(plan->inputs.wide);
+  ASSERT_NE(plan->tables[0].schema.FindSegment("wide"), nullptr);
+  EXPECT_EQ(plan->tables[0].schema.FindSegment("wide")->optimizer.type,
+            SparseOptimizerSpec::Type::kAdaGrad);
+}
+
+TEST(ModelPlan, RefusesWhatTheDataDoesNotHave) {
+  const auto error = [](const std::string& lines) {
+    Result<Job> job = Parse(kSmall + lines);
+    return job.ok() ? MakeModelPlan(*job, ThreeSlots()).status().message() : "the job is wrong";
+  };
+  EXPECT_EQ(error("slots: {c1: {dim: 3}}\n"),
+            "slots.c1: the data has no slot 'c1'; did you mean 'C1'?");
+  EXPECT_EQ(error("slots: {user: {dim: 3}}\n"),
+            "slots.user: the data has no slot 'user'; it has: C1, C2, C3");
+  EXPECT_EQ(error("tables: {ads: {}}\n"),
+            "tables.ads: no slot uses this table; give it one under slots, or take it out");
+}
+
+TEST(IdentifyingSettings, DifferWhereTheBitsWould) {
+  const SchemaSource source(ThreeSlots());
+  const auto settings = [&source](const std::string& lines) {
+    Result<Job> job = Parse(kSmall + lines);
+    EXPECT_TRUE(job.ok()) << job.status().ToString();
+    Result<ModelPlan> plan = MakeModelPlan(*job, source.schema());
+    EXPECT_TRUE(plan.ok()) << plan.status().ToString();
+    return IdentifyingSettings(*job, *plan, source);
+  };
+  const auto base = settings("");
+  for (const char* same :
+       {"device: auto\n", "memory: {budget: 1GiB}\n", "training: {batch: 1024}\n",
+        "slots: {C1: {dim: 8}}\n", "pipeline: {depth: 0}\n", "checkpoint: {keep: 5}\n",
+        "ssd: {quota: 1GiB, io_threads: 4}\n", "validation: {every_examples: 100}\n"}) {
+    EXPECT_EQ(settings(same), base) << same;
+  }
+  for (const char* other :
+       {"seed: 1\n", "training: {threads: 1}\n", "training: {minibatch: 256}\n",
+        "table: {dim: 9}\n", "table: {l2: 0.1}\n", "table: {optimizer: {learning_rate: 0.06}}\n",
+        "table: {optimizer: {learning_rate: {base: 0.05, warmup_steps: 1}}}\n",
+        "table: {optimizer: {epsilon: 1e-7}}\n", "table: {initializer: {scale: 0.02}}\n",
+        "slots: {C1: {pooling: mean}}\n", "network: {wide: true}\n", "network: {hidden: [2]}\n",
+        "network: {optimizer: {l2: 0.1}}\n", "network: {optimizer: {clip_norm: 1}}\n",
+        "network: {optimizer: {learning_rate: 0.002}}\n"}) {
+    EXPECT_NE(settings(other), base) << other;
+  }
+  EXPECT_EQ(base.back().first, "processor");
+  EXPECT_THAT(base.back().second, testing::Not(testing::IsEmpty()));
 }
 
 TEST(LearningRate, WarmsUpAndFalls) {

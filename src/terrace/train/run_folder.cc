@@ -19,7 +19,7 @@
 namespace terrace {
 namespace {
 
-constexpr std::string_view kMarkerMagic = "TERRRUN\n";
+constexpr std::string_view kMarkerMagic = "TERRMARK";
 constexpr std::string_view kCheckpointMagic = "TERRCKPT";
 constexpr std::string_view kDenseMagic = "TERRDENS";
 constexpr std::uint32_t kMarkerVersion = 1;
@@ -344,6 +344,11 @@ Status RunFolderImpl::RemoveRun() {
       TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, JoinPath(folder, entry.name)));
     }
     TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, folder));
+  }
+  // Gone for good before the marker that names them goes.
+  for (const std::string& path : marker_.ssd_paths) {
+    const Status synced = fs_->SyncDirectory(path);
+    if (!synced.ok() && synced.code() != StatusCode::kNotFound) return synced;
   }
   TERRACE_RETURN_IF_ERROR(RemoveTemporaries(path_));
   SyncPoint::Hit("run.remove.before_marker");

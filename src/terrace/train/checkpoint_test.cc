@@ -1,0 +1,490 @@
+#include "terrace/train/checkpoint.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "terrace/io/faulty_file_system.h"
+#include "terrace/io/testing/memory_file_system.h"
+#include "terrace/io/testing/test_data.h"
+
+namespace terrace {
+namespace {
+
+using testing::HasSubstr;
+using Mode = RunFolder::Mode;
+
+Job SmallJob(const std::string& output) {
+  Job job;
+  job.output = output;
+  return job;
+}
+
+Checkpoint SampleCheckpoint(std::uint64_t id) {
+  Checkpoint checkpoint;
+  checkpoint.id = id;
+  checkpoint.cursor.epoch = 1;
+  checkpoint.cursor.example_in_epoch = 0xfedcba9876543210ULL;
+  checkpoint.cursor.examples = ~std::uint64_t{0};
+  checkpoint.cursor.hint_example = 5;
+  checkpoint.cursor.file = 6;
+  checkpoint.cursor.offset = 7;
+  checkpoint.cursor.line = 8;
+  checkpoint.cursor.bad_lines = 9;
+  checkpoint.steps = 10;
+  checkpoint.finished = id % 2 == 1;
+  checkpoint.stores = {
+      {"default", 0, 64, "rows/default/shard-0", "row 1\n", {id, {100, 0x8000000000000001ULL}}},
+      {"ads", 3, 32, "/disk/ads", "row 1\nfield", {id, {200, 0}}}};
+  checkpoint.dense = {{300, 0x0123456789abcdefULL}};
+  checkpoint.metrics_bytes = 11;
+  checkpoint.progressive = std::string("\0\xff binary", 9);
+  checkpoint.window = "w";
+  checkpoint.trainer_state = "{\"batches\":3}";
+  checkpoint.dense_network = "dnn\n";
+  checkpoint.identity = {{"seed", "7"}, {"data", "a \"quoted\"\nline"}};
+  checkpoint.job_yaml = "seed: 7\n";
+  return checkpoint;
+}
+
+DenseState SampleDense() { return {{"value", "moment1"}, {{1.0f, -0.0f, 3.5f}, {}}, 12}; }
+
+std::string Read(FileSystem* fs, const std::string& path) {
+  Result<std::string> text = ReadFileToString(fs, path);
+  return text.ok() ? *text : text.status().ToString();
+}
+
+void Write(FileSystem* fs, const std::string& path, const std::string& text) {
+  TERRACE_ASSERT_OK(WriteFileAtomically(fs, path, std::as_bytes(std::span(text))));
+}
+
+// Writes dense state and checkpoint as the trainer does.
+Status Commit(RunFolder* run, std::uint64_t id) {
+  Checkpoint checkpoint = SampleCheckpoint(id);
+  TERRACE_ASSIGN_OR_RETURN(checkpoint.dense[0], run->WriteDense(id, SampleDense()));
+  return run->WriteCheckpoint(checkpoint);
+}
+
+class RunFolderTest : public testing::Test {
+ protected:
+  RunFolderTest() { TERRACE_EXPECT_OK(fs_.MakeDirectories("/runs")); }
+
+  Result<std::unique_ptr<RunFolder>> Open(Mode mode) {
+    return RunFolder::Open(&fs_, "/runs/a", mode, &job_);
+  }
+  std::string Error(Mode mode) {
+    Result<std::unique_ptr<RunFolder>> run = Open(mode);
+    return run.ok() ? "no error" : run.status().ToString();
+  }
+  // A run with checkpoints 1 and 2, not open any more.
+  void MakeRun() {
+    Result<std::unique_ptr<RunFolder>> run = Open(Mode::kNew);
+    TERRACE_ASSERT_OK(run);
+    TERRACE_ASSERT_OK(Commit(run->get(), 1));
+    TERRACE_ASSERT_OK(Commit(run->get(), 2));
+    TERRACE_ASSERT_OK(fs_.MakeDirectories((*run)->StoreDirectory("default", 0)));
+    Write(&fs_, (*run)->StoreDirectory("default", 0) + "/file", "rows");
+    Write(&fs_, "/runs/a/metrics.jsonl", "{}\n");
+  }
+  bool Exists(const std::string& path) { return fs_.Stat(path).ok(); }
+
+  MemoryFileSystem fs_;
+  Job job_ = SmallJob("/runs/a");
+};
+
+TEST(CheckpointPayload, ComesBackEqual) {
+  Result<std::string> payload = EncodeCheckpoint(SampleCheckpoint(3));
+  TERRACE_ASSERT_OK(payload);
+  Result<Checkpoint> back = DecodeCheckpoint(*payload);
+  TERRACE_ASSERT_OK(back);
+  EXPECT_EQ(back->id, 3u);
+  EXPECT_EQ(back->cursor, SampleCheckpoint(3).cursor);
+  EXPECT_TRUE(back->finished);
+  EXPECT_EQ(back->stores[0].manifest.digest.checksum, 0x8000000000000001ULL);
+  EXPECT_EQ(back->stores[1].directory, "/disk/ads");
+  EXPECT_EQ(back->progressive, SampleCheckpoint(3).progressive);
+  EXPECT_EQ(back->identity, SampleCheckpoint(3).identity);
+  // Whatever the fields above leave out shows here.
+  EXPECT_EQ(*EncodeCheckpoint(*back), *payload);
+}
+
+TEST(CheckpointPayload, NoPrefixOfItDecodes) {
+  const std::string payload = *EncodeCheckpoint(SampleCheckpoint(3));
+  for (std::size_t size = 0; size < payload.size(); ++size) {
+    EXPECT_EQ(DecodeCheckpoint(payload.substr(0, size)).status().code(), StatusCode::kCorruption);
+  }
+  EXPECT_FALSE(DecodeCheckpoint(payload + "x").ok());
+}
+
+TEST(CheckpointPayload, ForeignJsonIsRefused) {
+  const auto framed = [](const std::string& text) {
+    const std::uint64_t size = text.size();
+    return std::string(reinterpret_cast<const char*>(&size), 8) + text;
+  };
+  for (const char* text : {"[]", "{}", "null", "{\"id\": -1}", "{\"id\": \"x\"}", "}"}) {
+    EXPECT_EQ(DecodeCheckpoint(framed(text)).status().code(), StatusCode::kCorruption) << text;
+  }
+}
+
+TEST(DensePayload, ComesBackEqualAndNoPrefixDecodes) {
+  const std::string payload = EncodeDense(SampleDense());
+  Result<DenseState> back = DecodeDense(payload);
+  TERRACE_ASSERT_OK(back);
+  EXPECT_EQ(back->names, SampleDense().names);
+  EXPECT_EQ(EncodeDense(*back), payload);
+  for (std::size_t size = 0; size < payload.size(); ++size) {
+    EXPECT_EQ(DecodeDense(payload.substr(0, size)).status().code(), StatusCode::kCorruption);
+  }
+  std::string huge = payload;
+  huge.replace(8, 8, std::string(8, '\xff'));
+  EXPECT_FALSE(DecodeDense(huge).ok());
+}
+
+TEST_F(RunFolderTest, GoldenFilesAreReadAndWrittenTheSame) {
+  TERRACE_ASSERT_OK(Open(Mode::kNew));
+  Result<std::unique_ptr<RunFolder>> run = Open(Mode::kResume);
+  TERRACE_ASSERT_OK(run);
+  Checkpoint checkpoint = SampleCheckpoint(12);
+  TERRACE_ASSERT_OK((*run)->WriteDense(12, SampleDense()));
+  TERRACE_ASSERT_OK((*run)->WriteCheckpoint(checkpoint));
+  const std::string testdata = TERRACE_TESTDATA;
+  EXPECT_EQ(Read(FileSystem::Posix(), testdata + "/checkpoint_v1.golden"),
+            Read(&fs_, "/runs/a/checkpoints/checkpoint-00000012"));
+  EXPECT_EQ(Read(FileSystem::Posix(), testdata + "/dense_v1.golden"),
+            Read(&fs_, "/runs/a/dense/dense-00000012"));
+  // The marker holds the time and an id: it is only read.
+  Write(&fs_, "/runs/a/RUN", Read(FileSystem::Posix(), testdata + "/run_v1.golden"));
+  TERRACE_EXPECT_OK(Open(Mode::kRead));
+}
+
+TEST_F(RunFolderTest, NewFolderHasMarkerLockAndPlaces) {
+  Result<std::unique_ptr<RunFolder>> run = Open(Mode::kNew);
+  TERRACE_ASSERT_OK(run);
+  EXPECT_EQ((*run)->StoreDirectory("ads", 3), "/runs/a/rows/ads/shard-3");
+  EXPECT_EQ((*run)->RecordedDirectory("ads", 3), "rows/ads/shard-3");
+  EXPECT_TRUE(Exists("/runs/a/RUN"));
+  EXPECT_EQ(Read(&fs_, "/runs/a/LOCK"), fmt::format("{}\n", getpid()));
+  EXPECT_EQ((*run)->ListCheckpoints()->size(), 0u);
+}
+
+TEST_F(RunFolderTest, AnExistingRunIsRefusedWithBothWaysOut) {
+  MakeRun();
+  const std::string error = Error(Mode::kNew);
+  EXPECT_THAT(error, HasSubstr("'/runs/a' holds a run already"));
+  EXPECT_THAT(error, HasSubstr("--resume"));
+  EXPECT_THAT(error, HasSubstr("--overwrite"));
+  EXPECT_TRUE(Exists("/runs/a/rows/default/shard-0/file"));
+}
+
+TEST_F(RunFolderTest, ForeignFilesAreNeverTouched) {
+  TERRACE_ASSERT_OK(fs_.MakeDirectories("/runs/a/photos"));
+  Write(&fs_, "/runs/a/thesis.txt", "mine");
+  for (Mode mode : {Mode::kNew, Mode::kResume, Mode::kOverwrite}) {
+    EXPECT_THAT(Error(mode), HasSubstr("holds no run but other files (photos, thesis.txt)"));
+  }
+  EXPECT_EQ(Read(&fs_, "/runs/a/thesis.txt"), "mine");
+  EXPECT_FALSE(Exists("/runs/a/LOCK"));
+  EXPECT_THAT(Error(Mode::kRead), HasSubstr("holds no run"));
+}
+
+TEST_F(RunFolderTest, OutputThatIsAFile) {
+  Write(&fs_, "/runs/a", "text");
+  for (Mode mode : {Mode::kNew, Mode::kResume, Mode::kOverwrite}) {
+    EXPECT_THAT(Error(mode), HasSubstr("output '/runs/a' is a file"));
+  }
+}
+
+TEST_F(RunFolderTest, ResumeWithoutARunStartsIt) {
+  Result<std::unique_ptr<RunFolder>> run = Open(Mode::kResume);
+  TERRACE_ASSERT_OK(run);
+  EXPECT_TRUE((*run)->ListCheckpoints()->empty());
+  EXPECT_TRUE(Exists("/runs/a/RUN"));
+}
+
+TEST_F(RunFolderTest, ResumeWithoutACheckpointStartsCleanly) {
+  {
+    Result<std::unique_ptr<RunFolder>> run = Open(Mode::kNew);
+    TERRACE_ASSERT_OK(run);
+    TERRACE_ASSERT_OK(fs_.MakeDirectories("/runs/a/rows/default/shard-0"));
+    Write(&fs_, "/runs/a/rows/default/shard-0/file", "half a row");
+  }
+  TERRACE_ASSERT_OK(Open(Mode::kResume));
+  EXPECT_FALSE(Exists("/runs/a/rows"));
+}
+
+TEST_F(RunFolderTest, ResumeKeepsWhatIsThere) {
+  MakeRun();
+  Result<std::unique_ptr<RunFolder>> run = Open(Mode::kResume);
+  TERRACE_ASSERT_OK(run);
+  EXPECT_EQ(*(*run)->ListCheckpoints(), (std::vector<std::uint64_t>{1, 2}));
+  EXPECT_TRUE(Exists("/runs/a/rows/default/shard-0/file"));
+  Result<Checkpoint> checkpoint = (*run)->ReadCheckpoint(2);
+  TERRACE_ASSERT_OK(checkpoint);
+  Result<DenseState> dense = (*run)->ReadDense(*checkpoint);
+  TERRACE_ASSERT_OK(dense);
+  EXPECT_EQ(EncodeDense(*dense), EncodeDense(SampleDense()));
+}
+
+TEST_F(RunFolderTest, ARunWithBrokenCheckpointsIsNotStartedAnew) {
+  MakeRun();
+  for (int id : {1, 2})
+    Write(&fs_, fmt::format("/runs/a/checkpoints/checkpoint-0000000{}", id), "");
+  EXPECT_THAT(Error(Mode::kResume), HasSubstr("no checkpoint in '/runs/a' can be read"));
+  EXPECT_TRUE(Exists("/runs/a/rows/default/shard-0/file"));
+}
+
+TEST_F(RunFolderTest, OverwriteDeletesTheRunAndNothingElse) {
+  MakeRun();
+  Write(&fs_, "/runs/a/notes.txt", "mine");
+  Result<std::unique_ptr<RunFolder>> run = Open(Mode::kOverwrite);
+  TERRACE_ASSERT_OK(run);
+  EXPECT_TRUE((*run)->ListCheckpoints()->empty());
+  EXPECT_FALSE(Exists("/runs/a/rows"));
+  EXPECT_FALSE(Exists("/runs/a/metrics.jsonl"));
+  EXPECT_TRUE(Exists("/runs/a/RUN"));
+  EXPECT_EQ(Read(&fs_, "/runs/a/notes.txt"), "mine");
+}
+
+TEST_F(RunFolderTest, RowsOnSsdPathsFollowTheRun) {
+  job_.ssd.paths = {"/ssd0", "/ssd1/"};
+  job_.ssd.shards = 3;
+  std::string first;
+  {
+    Result<std::unique_ptr<RunFolder>> run = Open(Mode::kNew);
+    TERRACE_ASSERT_OK(run);
+    first = (*run)->StoreDirectory("t", 0);
+    EXPECT_THAT(first, testing::MatchesRegex("/ssd0/a-[0-9a-f]{16}/t/shard-0"));
+    EXPECT_THAT((*run)->StoreDirectory("t", 1), HasSubstr("/ssd1/a-"));
+    EXPECT_THAT((*run)->StoreDirectory("t", 2), HasSubstr("/ssd0/a-"));
+    EXPECT_EQ((*run)->ResolveDirectory((*run)->RecordedDirectory("t", 0)), first);
+    TERRACE_ASSERT_OK(fs_.MakeDirectories(first));
+    Write(&fs_, first + "/file", "rows");
+    TERRACE_ASSERT_OK(Commit(run->get(), 1));
+  }
+  Write(&fs_, "/ssd0/other.txt", "mine");
+  job_.ssd.shards = 2;
+  EXPECT_THAT(Error(Mode::kResume), HasSubstr("ssd.shards: the run has 3, the job now says 2"));
+  job_.ssd.paths = {"/ssd0"};
+  EXPECT_THAT(Error(Mode::kResume), HasSubstr("ssd.paths: the run's rows lie in [/ssd0, /ssd1]"));
+  TERRACE_ASSERT_OK(Open(Mode::kOverwrite));
+  EXPECT_FALSE(Exists(first + "/file"));
+  EXPECT_EQ(fs_.List("/ssd1")->size(), 0u);
+  EXPECT_EQ(Read(&fs_, "/ssd0/other.txt"), "mine");
+}
+
+TEST_F(RunFolderTest, OverwriteRefusesAnSsdFolderWithoutOurMarker) {
+  job_.ssd.paths = {"/ssd0"};
+  std::string folder;
+  {
+    Result<std::unique_ptr<RunFolder>> run = Open(Mode::kNew);
+    TERRACE_ASSERT_OK(run);
+    folder = "/ssd0/" + fs_.List("/ssd0")->at(0).name;
+  }
+  TERRACE_ASSERT_OK(fs_.Remove(folder + "/RUN"));
+  Write(&fs_, folder + "/thesis.txt", "mine");
+  EXPECT_THAT(Error(Mode::kOverwrite), HasSubstr("does not carry its marker RUN"));
+  EXPECT_EQ(Read(&fs_, folder + "/thesis.txt"), "mine");
+  EXPECT_TRUE(Exists("/runs/a/RUN"));
+}
+
+TEST_F(RunFolderTest, ASecondWriterIsToldWhoHoldsTheRun) {
+  Result<std::unique_ptr<RunFolder>> run = Open(Mode::kNew);
+  TERRACE_ASSERT_OK(run);
+  TERRACE_ASSERT_OK(Commit(run->get(), 1));
+  for (Mode mode : {Mode::kResume, Mode::kOverwrite}) {
+    Result<std::unique_ptr<RunFolder>> second = Open(mode);
+    ASSERT_FALSE(second.ok());
+    EXPECT_EQ(second.status().code(), StatusCode::kUnavailable);
+    EXPECT_THAT(second.status().message(), HasSubstr(fmt::format("process {}", getpid())));
+  }
+  // A reader needs no lock.
+  TERRACE_EXPECT_OK(Open(Mode::kRead));
+  run->reset();
+  TERRACE_EXPECT_OK(Open(Mode::kResume));
+}
+
+TEST_F(RunFolderTest, AReadersHoldKeepsACheckpoint) {
+  MakeRun();
+  Result<std::unique_ptr<RunFolder>> trainer = Open(Mode::kResume);
+  Result<std::unique_ptr<RunFolder>> reader = Open(Mode::kRead);
+  TERRACE_ASSERT_OK(trainer);
+  TERRACE_ASSERT_OK(reader);
+  Result<HeldCheckpoint> held = HoldNewestCheckpoint(reader->get());
+  TERRACE_ASSERT_OK(held);
+  EXPECT_EQ(held->checkpoint.id, 2u);
+  EXPECT_EQ((*trainer)->DropCheckpoint(2).code(), StatusCode::kUnavailable);
+  TERRACE_EXPECT_OK((*reader)->ReadDense(held->checkpoint));
+  TERRACE_EXPECT_OK((*trainer)->DropCheckpoint(1));
+  EXPECT_FALSE(Exists("/runs/a/dense/dense-00000001"));
+  held->hold.reset();
+  TERRACE_EXPECT_OK((*trainer)->DropCheckpoint(2));
+  TERRACE_EXPECT_OK((*trainer)->DropCheckpoint(2));
+  EXPECT_EQ(HoldNewestCheckpoint(reader->get()).status().code(), StatusCode::kNotFound);
+}
+
+TEST_F(RunFolderTest, EveryByteOfACheckpointIsChecked) {
+  MakeRun();
+  Result<std::unique_ptr<RunFolder>> run = Open(Mode::kRead);
+  TERRACE_ASSERT_OK(run);
+  const Checkpoint checkpoint = *(*run)->ReadCheckpoint(2);
+  for (const std::string name : {"checkpoints/checkpoint-00000002", "dense/dense-00000002"}) {
+    const std::string path = "/runs/a/" + name;
+    const std::string whole = Read(&fs_, path);
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      std::string broken = whole;
+      broken[i] = static_cast<char>(broken[i] ^ (1 << (i % 8)));
+      Write(&fs_, path, broken);
+      const Status status = name.starts_with("dense") ? (*run)->ReadDense(checkpoint).status()
+                                                      : (*run)->ReadCheckpoint(2).status();
+      ASSERT_EQ(status.code(), StatusCode::kCorruption) << name << " byte " << i;
+      ASSERT_THAT(status.message(), HasSubstr(path));
+    }
+    for (std::size_t size : {std::size_t{0}, std::size_t{63}, whole.size() / 2, whole.size() - 1}) {
+      Write(&fs_, path, whole.substr(0, size));
+      const Status status = name.starts_with("dense") ? (*run)->ReadDense(checkpoint).status()
+                                                      : (*run)->ReadCheckpoint(2).status();
+      ASSERT_EQ(status.code(), StatusCode::kCorruption);
+    }
+    if (name.starts_with("checkpoints")) {
+      EXPECT_EQ(*(*run)->ListCheckpoints(), std::vector<std::uint64_t>{1});
+      EXPECT_EQ(HoldNewestCheckpoint(run->get())->checkpoint.id, 1u);
+    }
+    Write(&fs_, path, whole);
+  }
+  // Another checkpoint under this name.
+  Write(&fs_, "/runs/a/checkpoints/checkpoint-00000002",
+        Read(&fs_, "/runs/a/checkpoints/checkpoint-00000001"));
+  EXPECT_EQ((*run)->ReadCheckpoint(2).status().code(), StatusCode::kCorruption);
+}
+
+TEST_F(RunFolderTest, StraysGoAndNamedFilesStay) {
+  MakeRun();
+  Write(&fs_, "/runs/a/dense/dense-00000009", "stray");
+  Write(&fs_, "/runs/a/checkpoints/checkpoint-00000009.tmp", "stray");
+  Write(&fs_, "/runs/a/notes.tmp", "mine");
+  Result<std::unique_ptr<RunFolder>> run = Open(Mode::kResume);
+  TERRACE_ASSERT_OK(run);
+  TERRACE_ASSERT_OK((*run)->RemoveStrays());
+  EXPECT_FALSE(Exists("/runs/a/dense/dense-00000009"));
+  EXPECT_FALSE(Exists("/runs/a/checkpoints/checkpoint-00000009.tmp"));
+  EXPECT_TRUE(Exists("/runs/a/notes.tmp"));
+  EXPECT_TRUE(Exists("/runs/a/dense/dense-00000002"));
+}
+
+// What a crash at any operation leaves: checkpoint 2 whole, and 3 either whole or absent.
+void ExpectSound(FileSystem* fs, const Job& job, bool committed) {
+  Result<std::unique_ptr<RunFolder>> run = RunFolder::Open(fs, "/runs/a", Mode::kResume, &job);
+  TERRACE_ASSERT_OK(run);
+  TERRACE_ASSERT_OK((*run)->RemoveStrays());
+  const std::vector<std::uint64_t> ids = *(*run)->ListCheckpoints();
+  ASSERT_GE(ids.size(), 1u);
+  if (committed) {
+    EXPECT_EQ(ids.back(), 3u);
+  }
+  for (const std::uint64_t id : ids) {
+    Result<Checkpoint> checkpoint = (*run)->ReadCheckpoint(id);
+    TERRACE_ASSERT_OK(checkpoint);
+    TERRACE_EXPECT_OK((*run)->ReadDense(*checkpoint));
+  }
+  // And the run goes on from there.
+  TERRACE_EXPECT_OK(Commit(run->get(), ids.back() + 1));
+}
+
+TEST(RunFolderFaults, EveryFailingOperationOfACommitLeavesTheLastCheckpoint) {
+  const std::string faults[] = {"error", "enospc", "sync_error", "short_write"};
+  for (const std::string& fault : faults) {
+    bool failed = true;
+    for (int n = 1; failed; ++n) {
+      ASSERT_LT(n, 200);
+      for (auto policy :
+           {MemoryFileSystem::CrashPolicy::kLoseUnsynced, MemoryFileSystem::CrashPolicy::kKeepAll,
+            MemoryFileSystem::CrashPolicy::kRandom}) {
+        SCOPED_TRACE(fmt::format("{} at operation {}", fault, n));
+        MemoryFileSystem memory;
+        TERRACE_ASSERT_OK(memory.MakeDirectories("/runs"));
+        const Job job = SmallJob("/runs/a");
+        FaultyFileSystem faulty(&memory, {});
+        Status status;
+        {
+          Result<std::unique_ptr<RunFolder>> run =
+              RunFolder::Open(&faulty, "/runs/a", Mode::kNew, &job);
+          TERRACE_ASSERT_OK(run);
+          TERRACE_ASSERT_OK(Commit(run->get(), 2));
+          Result<std::vector<FaultRule>> rules =
+              ParseFaultRules(fmt::format("any:{}:{}", n, fault));
+          TERRACE_ASSERT_OK(rules);
+          faulty.SetRules(*rules);
+          status = Commit(run->get(), 3);
+          failed = faulty.faults() > 0;
+          faulty.SetRules({});
+        }
+        memory.Crash(static_cast<std::uint64_t>(n), policy);
+        ExpectSound(&memory, job, status.ok());
+      }
+    }
+  }
+}
+
+TEST(RunFolderFaults, EveryFailingOperationOfOverwriteLeavesAnErrorOrANewRun) {
+  bool failed = true;
+  for (int n = 1; failed; ++n) {
+    ASSERT_LT(n, 300);
+    SCOPED_TRACE(n);
+    MemoryFileSystem memory;
+    TERRACE_ASSERT_OK(memory.MakeDirectories("/runs"));
+    Job job = SmallJob("/runs/a");
+    job.ssd.paths = {"/ssd"};
+    FaultyFileSystem faulty(&memory, {});
+    {
+      Result<std::unique_ptr<RunFolder>> run =
+          RunFolder::Open(&faulty, "/runs/a", Mode::kNew, &job);
+      TERRACE_ASSERT_OK(run);
+      TERRACE_ASSERT_OK(Commit(run->get(), 2));
+    }
+    faulty.SetRules(*ParseFaultRules(fmt::format("any:{}:error", n)));
+    const Status status = RunFolder::Open(&faulty, "/runs/a", Mode::kOverwrite, &job).status();
+    failed = faulty.faults() > 0;
+    memory.Crash(7, MemoryFileSystem::CrashPolicy::kLoseUnsynced);
+    // Tried again, it succeeds, whatever the first try left.
+    Result<std::unique_ptr<RunFolder>> run =
+        RunFolder::Open(&memory, "/runs/a", Mode::kOverwrite, &job);
+    TERRACE_ASSERT_OK(run);
+    EXPECT_TRUE((*run)->ListCheckpoints()->empty()) << status.ToString();
+    EXPECT_EQ(memory.List("/ssd")->size(), 1u);
+  }
+}
+
+TEST(CompareIdentity, NamesPathsAndBothValues) {
+  using Settings = std::vector<std::pair<std::string, std::string>>;
+  const Settings run = {{"seed", "7"}, {"training.threads", "2"}, {"data", "files\na\nb\n"}};
+  TERRACE_EXPECT_OK(CompareIdentity(run, run, {}));
+  Settings now = run;
+  now[0].second = "8";
+  now[2].second = "files\na\nc\n";
+  Status status = CompareIdentity(run, now, {});
+  EXPECT_EQ(status.message(),
+            "the settings identify another model than the run's:\n"
+            "  seed: the run has '7', the job now '8'\n"
+            "  data: the run has 'b', the job now 'c'\n"
+            "put the old values back, or start anew with --overwrite or another output");
+  now = run;
+  now[1].second = "1";
+  status = CompareIdentity(run, now, {});
+  EXPECT_THAT(status.message(), HasSubstr("training.threads: the run has '2', the job now '1'"));
+  EXPECT_THAT(status.message(), HasSubstr("--accept threads"));
+  TERRACE_EXPECT_OK(CompareIdentity(run, now, {"threads"}));
+  EXPECT_FALSE(CompareIdentity(run, now, {"processor"}).ok());
+  now = run;
+  now.pop_back();
+  EXPECT_THAT(CompareIdentity(run, now, {}).message(), HasSubstr("the job now '(nothing)'"));
+  EXPECT_FALSE(CompareIdentity(now, run, {}).ok());
+}
+
+}  // namespace
+}  // namespace terrace

@@ -1,0 +1,138 @@
+#include "terrace/train/summary.h"
+
+#include <cmath>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "terrace/io/file_system.h"
+
+namespace terrace {
+namespace {
+
+using testing::HasSubstr;
+
+ClickMetricsResult SampleResult() {
+  ClickMetricsResult result;
+  result.examples = 1234567;
+  result.auc = 0.75;
+  result.auc_error = 0.0001;
+  result.logloss = 0.1;
+  result.ne = 0.8;
+  result.calibration = std::nan("");
+  result.mean_label = 0.25;
+  result.mean_prediction = 0.26;
+  return result;
+}
+
+RunSummary SampleSummary() {
+  RunSummary summary;
+  summary.finished = true;
+  summary.checkpoint = 12;
+  summary.epochs = 2;
+  summary.steps = 3000;
+  summary.examples = ~std::uint64_t{0};
+  summary.process_examples = 1000;
+  summary.bad_lines = 4;
+  summary.seconds = 61;
+  summary.examples_per_second = 16393.4;
+  summary.progressive = SampleResult();
+  summary.validation = SampleResult();
+  summary.rows = 5;
+  summary.model_bytes = 6;
+  summary.memory = {7, 8, 9.5};
+  summary.cache = {90, 10, 12};
+  summary.ssd = {13, 14, 15, 16, 17};
+  summary.stages.read = {1, 2, 3, 4};
+  summary.stages.train = {10, 0, 0, 20};
+  summary.stages.write_back = {0.5, 0, 0, 0.25};
+  return summary;
+}
+
+TEST(Summary, ComesBackEqual) {
+  const std::string text = SummaryToJson(SampleSummary());
+  Result<RunSummary> back = SummaryFromJson(text);
+  ASSERT_TRUE(back.ok()) << back.status().ToString();
+  EXPECT_EQ(SummaryToJson(*back), text);
+  EXPECT_EQ(back->examples, ~std::uint64_t{0});
+  EXPECT_TRUE(std::isnan(back->progressive.calibration));
+  RunSummary without = SampleSummary();
+  without.validation.reset();
+  EXPECT_FALSE(SummaryFromJson(SummaryToJson(without))->validation.has_value());
+}
+
+TEST(Summary, GoldenFileIsWrittenTheSame) {
+  Result<std::string> golden = ReadFileToString(
+      FileSystem::Posix(), std::string(TERRACE_TESTDATA) + "/summary_v1.golden.json");
+  ASSERT_TRUE(golden.ok()) << golden.status().ToString();
+  EXPECT_EQ(*golden, SummaryToJson(SampleSummary()));
+}
+
+TEST(Summary, ForeignTextIsRefused) {
+  EXPECT_EQ(SummaryFromJson("{").status().code(), StatusCode::kCorruption);
+  EXPECT_EQ(SummaryFromJson("{}").status().code(), StatusCode::kCorruption);
+  EXPECT_EQ(SummaryFromJson("{\"format_version\": 2}").status().code(),
+            StatusCode::kInvalidArgument);
+  // Each field is asked for.
+  const nlohmann::json whole = nlohmann::json::parse(SummaryToJson(SampleSummary()));
+  for (const auto& [name, value] : whole.items()) {
+    nlohmann::json part = whole;
+    part.erase(name);
+    EXPECT_FALSE(SummaryFromJson(part.dump()).ok()) << name;
+  }
+}
+
+TEST(Metrics, GoldenLinesAreWrittenTheSame) {
+  IntervalRecord interval;
+  interval.epoch = 1;
+  interval.examples = 2;
+  interval.steps = 3;
+  interval.window = SampleResult();
+  interval.performance.channels = {{"read", 2, 1, 4096}};
+  interval.performance.stages.pull.busy_seconds = 0.5;
+  ValidationRecord validation;
+  validation.examples = 5;
+  validation.result = SampleResult();
+  const std::string lines = IntervalToJson(interval) + "\n" + ValidationToJson(validation) + "\n";
+  Result<std::string> golden = ReadFileToString(
+      FileSystem::Posix(), std::string(TERRACE_TESTDATA) + "/metrics_v1.golden.jsonl");
+  ASSERT_TRUE(golden.ok()) << golden.status().ToString();
+  EXPECT_EQ(*golden, lines);
+}
+
+TEST(Summary, TableSaysWhatAPersonWants) {
+  const std::string table = SummaryTable(SampleSummary(), "runs/a");
+  EXPECT_THAT(table, HasSubstr("runs/a finished at checkpoint 12"));
+  EXPECT_THAT(table, HasSubstr("1,000 in 0:01:01 (16.4 k/s)"));
+  EXPECT_THAT(table, HasSubstr("AUC 0.7500, log loss 0.1000, NE 0.8000, calibration -"));
+  EXPECT_THAT(table, HasSubstr("90.0 % of row accesses hit"));
+  EXPECT_THAT(table, HasSubstr("longest stage   train"));
+}
+
+TEST(Progress, LineAndDurations) {
+  Progress progress;
+  progress.examples = 1234567;
+  progress.examples_per_second = 45600;
+  progress.auc = 0.76123;
+  progress.logloss = 0.45871;
+  progress.hit_rate = 0.931;
+  progress.ssd_read_bytes_per_second = 12.3e6;
+  progress.ssd_write_bytes_per_second = 4.5e6;
+  progress.memory_bytes = std::uint64_t{3} << 29;
+  progress.eta_seconds = 725;
+  EXPECT_EQ(ProgressLine(progress),
+            "1,234,567 examples | 45.6 k/s | AUC 0.7612 | log loss 0.4587 | hits 93.1 % | "
+            "SSD 12.3 + 4.5 MB/s | 1.50 GiB | 0:12:05 left");
+  progress.eta_seconds = -1;
+  progress.auc = std::nan("");
+  EXPECT_THAT(ProgressLine(progress), HasSubstr("AUC - |"));
+  EXPECT_THAT(ProgressLine(progress), testing::EndsWith("1.50 GiB"));
+  EXPECT_EQ(FormatDuration(3.214), "3.21 s");
+  EXPECT_EQ(FormatDuration(36000), "10:00:00");
+  EXPECT_EQ(FormatDuration(std::nan("")), "-");
+}
+
+}  // namespace
+}  // namespace terrace
