@@ -15,12 +15,11 @@ EntryQueues::EntryQueues(RowArena* arena, int queues) : arena_(arena), queue_cou
   TERRACE_CHECK(queues <= kMaxQueues);
 }
 
-// Half as many dead references as live ones between two sweeps, and for each queue two blocks that
-// are not full, one of them while a sweep copies.
+// As many dead references as live ones between two sweeps, and for each queue two blocks that are
+// not full, one of them while a sweep copies.
 std::uint64_t EntryQueues::BlocksFor(std::uint64_t rows, int queues) {
   constexpr std::uint64_t kReferences = kBlockWords - 1;
-  return (rows + rows / 2 + kReferences - 1) / kReferences +
-         2 * static_cast<std::uint64_t>(queues) + 1;
+  return (2 * rows + kReferences - 1) / kReferences + 2 * static_cast<std::uint64_t>(queues) + 1;
 }
 
 std::uint64_t EntryQueues::BytesFor(std::uint64_t rows, int queues) {
@@ -93,6 +92,14 @@ void EntryQueues::Push(int queue, EntryId id) {
   Append(&to, static_cast<std::uint8_t>(kFirstQueue + queue), id);
 }
 
+void EntryQueues::PrefetchHead(const Queue& queue) {
+  if (queue.head == kNoBlock) return;
+  const std::uint32_t end = queue.head == queue.tail ? queue.tail_word : kBlockWords;
+  for (std::uint32_t i = 1; i < std::min(end, 1 + kPrefetchAhead); ++i) {
+    __builtin_prefetch(&arena_->entry(block(queue.head)[i]), 1);
+  }
+}
+
 EntryId EntryQueues::Pop(int queue) {
   Queue& from = queues_[static_cast<std::size_t>(queue)];
   const auto place = static_cast<std::uint8_t>(kFirstQueue + queue);
@@ -105,10 +112,11 @@ EntryId EntryQueues::Pop(int queue) {
       from.head = next;
       from.head_word = 1;
       if (next == kNoBlock) from.tail = kNoBlock;
+      PrefetchHead(from);
       continue;
     }
     if (from.head_word + kPrefetchAhead < end) {
-      __builtin_prefetch(&arena_->entry(words[from.head_word + kPrefetchAhead]));
+      __builtin_prefetch(&arena_->entry(words[from.head_word + kPrefetchAhead]), 1);
     }
     const EntryId id = words[from.head_word];
     const std::uint32_t position = from.head * kBlockWords + from.head_word;
@@ -122,29 +130,39 @@ EntryId EntryQueues::Pop(int queue) {
   return kNoEntry;
 }
 
+void EntryQueues::KeepLive(Queue* kept, std::uint8_t place, const Block& block) {
+  for (std::uint32_t i = block.begin; i < block.end; ++i) {
+    const Entry& entry = arena_->entry(block.words[i]);
+    if (entry.place == place && entry.position == block.number * kBlockWords + i) {
+      Append(kept, place, block.words[i]);
+    }
+  }
+}
+
 void EntryQueues::Sweep() {
   for (int queue = 0; queue < queue_count_; ++queue) {
     Queue& kept = queues_[static_cast<std::size_t>(queue)];
     const Queue old = std::exchange(kept, Queue());
     const auto place = static_cast<std::uint8_t>(kFirstQueue + queue);
-    std::uint32_t word = old.head_word;
-    for (std::uint32_t number = old.head; number != kNoBlock;) {
-      std::array<std::uint32_t, kBlockWords> words;
-      std::memcpy(words.data(), block(number), sizeof words);
+    // While the entries of one block come from memory, those of the block before are looked at.
+    std::array<Block, 2> blocks;
+    int current = 0;
+    for (std::uint32_t number = old.head; number != kNoBlock; current ^= 1) {
+      Block& next = blocks[static_cast<std::size_t>(current)];
       const bool last = number == old.tail;
-      const std::uint32_t end = last ? old.tail_word : kBlockWords;
-      // Free at once: what follows fits into it.
-      FreeBlock(number);
-      for (std::uint32_t i = word; i < end; ++i) {
-        if (i + kPrefetchAhead < end) __builtin_prefetch(&arena_->entry(words[i + kPrefetchAhead]));
-        const Entry& entry = arena_->entry(words[i]);
-        if (entry.place == place && entry.position == number * kBlockWords + i) {
-          Append(&kept, place, words[i]);
-        }
+      next.number = number;
+      next.begin = number == old.head ? old.head_word : 1;
+      next.end = last ? old.tail_word : kBlockWords;
+      std::memcpy(next.words.data(), block(number), sizeof next.words);
+      for (std::uint32_t i = next.begin; i < next.end; ++i) {
+        __builtin_prefetch(&arena_->entry(next.words[i]), 1);
       }
-      number = last ? kNoBlock : words[0];
-      word = 1;
+      // Free at once: what is kept of it fits into it.
+      FreeBlock(number);
+      KeepLive(&kept, place, blocks[static_cast<std::size_t>(current ^ 1)]);
+      number = last ? kNoBlock : next.words[0];
     }
+    KeepLive(&kept, place, blocks[static_cast<std::size_t>(current ^ 1)]);
   }
 }
 

@@ -48,12 +48,21 @@ class EntryQueues {
     std::uint32_t head_word = 1, tail_word = 1;  // Next to pop in head, next to push in tail.
   };
 
+  // A block as Sweep() copies it; empty at first.
+  struct Block {
+    std::uint32_t number = kNoBlock, begin = 1, end = 1;
+    std::array<std::uint32_t, kBlockWords> words;
+  };
+
   static std::uint64_t BlocksFor(std::uint64_t rows, int queues);
   std::uint32_t* block(std::uint32_t number) {
     return &(*segments_[number / kSegmentBlocks])[number % kSegmentBlocks * kBlockWords];
   }
   void FreeBlock(std::uint32_t number);
   void Append(Queue* queue, std::uint8_t place, EntryId id);
+  // Appends those references of a block that still hold.
+  void KeepLive(Queue* kept, std::uint8_t place, const Block& block);
+  void PrefetchHead(const Queue& queue);
   void AddSegment(std::unique_ptr<Segment> segment);
 
   RowArena* const arena_;

@@ -32,7 +32,6 @@ class LruLfuPolicy : public EvictionPolicy {
   std::uint64_t bytes() const override { return queues_.bytes(); }
   void SetLimit(std::uint64_t rows) override {
     lru_limit_ = static_cast<std::uint64_t>(static_cast<double>(rows) * lru_share_);
-    Balance();
   }
 
   void Visit(std::span<const EntryId> entries) override {
@@ -59,7 +58,6 @@ class LruLfuPolicy : public EvictionPolicy {
     for (const EntryId id : entries) queues_.Push(kLru, id);
     held_rows_ -= entries.size();
     lru_rows_ += entries.size();
-    Balance();
   }
 
   void Forget(EntryId id) override {
@@ -72,6 +70,7 @@ class LruLfuPolicy : public EvictionPolicy {
   }
 
   std::size_t TakeVictims(std::size_t count, EntryId* victims) override {
+    Balance();
     std::size_t taken = 0;
     while (taken < count) {
       int queue = kLru;
@@ -104,7 +103,9 @@ class LruLfuPolicy : public EvictionPolicy {
     }
   }
 
-  // What the LRU holds beyond its limit, oldest first, goes to the LFU.
+  // What the LRU holds beyond its limit, oldest first, goes to the LFU. Done only when victims are
+  // wanted, because the order is the same then: a row that is visited meanwhile comes first either
+  // way, and one that is not keeps its frequency and its turn.
   void Balance() {
     while (lru_rows_ > 0 && lru_rows_ + held_rows_ > lru_limit_) {
       const EntryId id = queues_.Pop(kLru);

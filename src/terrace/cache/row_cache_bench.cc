@@ -1,0 +1,313 @@
+// row_cache_bench: what pinning costs. In one run and on one thread: a raw prefetched gather of the
+// rows (the ceiling: memory's own rate), std::unordered_map look-up and copy (what one would write
+// in five lines, without a policy), and Pin + release with every key in memory, the same with a
+// copy of the rows, and with a share of misses that evicts dirty rows to a store in memory.
+// Axes: rows, row bytes, keys a batch. --tiny checks the results on a small cache.
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "terrace/base/clock.h"
+#include "terrace/base/memory.h"
+#include "terrace/base/rng.h"
+#include "terrace/cache/row_cache.h"
+
+namespace terrace {
+namespace {
+
+struct Settings {
+  std::uint64_t rows = 4'000'000;
+  std::uint32_t row_bytes = 128;
+  std::size_t batch = 200'000;
+  int rounds = 15;
+  std::uint64_t seed = 1;
+};
+
+// A store that finds each key below `rows` and forgets what it is given: the cost of a miss without
+// the cost of a disk.
+class NullStore final : public Store {
+ public:
+  NullStore(std::uint64_t rows, std::uint32_t row_bytes) : rows_(rows), row_bytes_(row_bytes) {}
+  Status Read(std::span<const Key> keys, std::span<std::byte* const> rows,
+              std::span<std::uint8_t> found) override {
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      found[i] = keys[i] < rows_ ? 1 : 0;
+      if (found[i] != 0) std::memset(rows[i], static_cast<int>(keys[i] & 0xff), row_bytes_);
+    }
+    return OkStatus();
+  }
+  Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows) override {
+    for (std::size_t i = 0; i < keys.size(); ++i) sum_ += static_cast<std::uint64_t>(rows[i][0]);
+    return OkStatus();
+  }
+  Status Erase(std::span<const Key> /*keys*/) override { return OkStatus(); }
+  Result<ManifestReference> Commit(std::uint64_t /*id*/) override { return ManifestReference(); }
+  Status Drop(std::uint64_t /*id*/) override { return OkStatus(); }
+  Status ForEachRow(std::uint64_t /*buffer_bytes*/,
+                    const std::function<Status(const RowView&)>& /*visit*/) override {
+    return OkStatus();
+  }
+  Status Verify(std::vector<Finding>* /*findings*/) override { return OkStatus(); }
+  Status CompactNow() override { return OkStatus(); }
+  void SetKeepFree(std::uint64_t /*bytes*/) override {}
+  StoreStats stats() const override { return {}; }
+  std::uint64_t index_bytes() const override { return 0; }
+  Status background_status() const override { return OkStatus(); }
+
+ private:
+  const std::uint64_t rows_;
+  const std::uint32_t row_bytes_;
+  std::uint64_t sum_ = 0;
+};
+
+void Require(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "row_cache_bench: wrong result: %s\n", what);
+  std::exit(1);
+}
+
+std::vector<Key> DistinctKeys(Rng* rng, std::size_t count, std::uint64_t first,
+                              std::uint64_t range) {
+  std::unordered_set<Key> seen;
+  std::vector<Key> keys;
+  while (keys.size() < count) {
+    const Key key = first + rng->Below(range);
+    if (seen.insert(key).second) keys.push_back(key);
+  }
+  return keys;
+}
+
+struct Rates {
+  double median = 0, least = 0, most = 0;  // Rows a second.
+};
+
+// Runs `body` for fresh keys each round and rates what it timed itself, in seconds.
+Rates Measure(const Settings& settings, const std::function<double(int)>& body) {
+  std::vector<double> rates;
+  for (int round = 0; round < settings.rounds; ++round) {
+    rates.push_back(static_cast<double>(settings.batch) / body(round));
+  }
+  std::sort(rates.begin(), rates.end());
+  return {rates[rates.size() / 2], rates.front(), rates.back()};
+}
+
+double Seconds(const std::function<void()>& work) {
+  const std::int64_t begin = Clock::Real()->MonotonicNanos();
+  work();
+  return static_cast<double>(Clock::Real()->MonotonicNanos() - begin) * 1e-9;
+}
+
+void Print(const char* name, const Settings& settings, const Rates& rates, const Rates& raw,
+           const Rates& map) {
+  std::printf("%-34s %7.2f M rows/s (%.2f .. %.2f)  %6.2f GB/s  %5.1f %% of raw  %5.2f x map\n",
+              name, rates.median / 1e6, rates.least / 1e6, rates.most / 1e6,
+              rates.median * settings.row_bytes / 1e9, 100 * rates.median / raw.median,
+              rates.median / map.median);
+}
+
+// Copies rows to a line-up, prefetching ahead.
+void Gather(std::span<std::byte* const> rows, std::uint32_t row_bytes, std::byte* to) {
+  constexpr std::size_t kAhead = 16;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i + kAhead < rows.size()) {
+      for (std::uint32_t at = 0; at < row_bytes; at += 64) {
+        __builtin_prefetch(rows[i + kAhead] + at);
+      }
+    }
+    std::memcpy(to + i * row_bytes, rows[i], row_bytes);
+  }
+}
+
+class Bench {
+ public:
+  explicit Bench(const Settings& settings)
+      : settings_(settings), rng_(settings.seed), store_(~std::uint64_t{0}, settings.row_bytes) {}
+
+  void Run() {
+    Prepare();
+    const Rates raw = Raw();
+    const Rates map = UnorderedMap();
+    std::printf("%llu rows of %u bytes, batches of %zu random keys, one thread, seed %llu\n",
+                static_cast<unsigned long long>(settings_.rows), settings_.row_bytes,
+                settings_.batch, static_cast<unsigned long long>(settings_.seed));
+    Print("raw prefetched gather", settings_, raw, raw, map);
+    Print("std::unordered_map find + copy", settings_, map, raw, map);
+    Print("Pin, all hits", settings_, Hits(true, false, false), raw, map);
+    Print("release", settings_, Hits(false, false, true), raw, map);
+    Print("Pin + copy", settings_, Hits(true, true, false), raw, map);
+    Print("Pin + copy + release", settings_, Hits(true, true, true), raw, map);
+    for (const int percent : {10, 50}) {
+      const std::string name = "Pin + dirty + release, " + std::to_string(percent) + " % misses";
+      Print(name.c_str(), settings_, Misses(percent), raw, map);
+    }
+  }
+
+ private:
+  void Prepare() {
+    RowCacheOptions options;
+    options.row_bytes = settings_.row_bytes;
+    // Rows, metadata and an eighth for write buffers; the fill leaves a little of it free.
+    options.capacity_bytes = settings_.rows * (settings_.row_bytes + 40) * 9 / 8 + (8 << 20);
+    options.background_write_back = false;
+    options.flush_bytes = 4 << 20;
+    options.create_row = [](Key, std::byte*) { std::abort(); };
+    auto made = RowCache::Create(options, Clock::Real(), {&store_});
+    Require(made.ok(), "Create");
+    cache_ = std::move(made).value();
+    Require(cache_->MaxPinnedRows() >= settings_.rows, "the rows fit");
+    std::vector<Key> keys;
+    for (Key key = 0; key < settings_.rows; key += settings_.batch) {
+      keys.clear();
+      for (Key k = key; k < std::min<Key>(key + settings_.batch, settings_.rows); ++k) {
+        keys.push_back(k);
+      }
+      Require(cache_->Pin(keys).ok(), "Pin of the fill");
+    }
+    auto buffer = HugeBuffer::Allocate(settings_.batch * settings_.row_bytes);
+    Require(buffer.ok(), "memory");
+    copy_ = std::move(buffer).value();
+    std::memset(copy_.data(), 0, copy_.size());
+  }
+
+  Rates Raw() {
+    auto made = HugeBuffer::Allocate(settings_.rows * settings_.row_bytes);
+    Require(made.ok(), "memory");
+    HugeBuffer memory = std::move(made).value();
+    std::memset(memory.data(), 1, memory.size());
+    std::vector<std::byte*> rows(settings_.batch);
+    return Measure(settings_, [&](int) {
+      for (auto& row : rows) row = memory.data() + rng_.Below(settings_.rows) * settings_.row_bytes;
+      return Seconds([&] { Gather(rows, settings_.row_bytes, copy_.data()); });
+    });
+  }
+
+  Rates UnorderedMap() {
+    std::vector<std::byte> memory(settings_.rows * settings_.row_bytes);
+    std::unordered_map<Key, std::byte*> map;
+    map.reserve(settings_.rows);
+    // Rows lie in an order of their own, as they would after a while.
+    const std::uint64_t step = 0x9e3779b1 | 1;
+    for (Key key = 0; key < settings_.rows; ++key) {
+      map[key] = memory.data() + key * step % settings_.rows * settings_.row_bytes;
+    }
+    return Measure(settings_, [&](int) {
+      const std::vector<Key> keys = DistinctKeys(&rng_, settings_.batch, 0, settings_.rows);
+      return Seconds([&] {
+        for (std::size_t i = 0; i < keys.size(); ++i) {
+          std::memcpy(copy_.data() + i * settings_.row_bytes, map.find(keys[i])->second,
+                      settings_.row_bytes);
+        }
+      });
+    });
+  }
+
+  // All keys are in memory. Times what is named.
+  Rates Hits(bool pin, bool copy, bool release) {
+    return Measure(settings_, [&](int) {
+      const std::vector<Key> keys = DistinctKeys(&rng_, settings_.batch, 0, settings_.rows);
+      PinnedRows pinned;
+      double seconds = 0;
+      const double pin_seconds = Seconds([&] {
+        auto result = cache_->Pin(keys);
+        Require(result.ok(), "Pin");
+        pinned = std::move(result).value();
+      });
+      if (pin) seconds += pin_seconds;
+      if (copy) {
+        seconds += Seconds([&] { Gather(pinned.rows(), settings_.row_bytes, copy_.data()); });
+        for (std::size_t i = 0; i < keys.size(); ++i) {
+          Require(copy_.data()[i * settings_.row_bytes] == static_cast<std::byte>(keys[i]),
+                  "a row's bytes");
+        }
+      }
+      const double release_seconds = Seconds([&] { pinned.Release(); });
+      if (release) seconds += release_seconds;
+      return seconds;
+    });
+  }
+
+  // A share of the keys was never seen; all are marked dirty, so that what is evicted is written.
+  Rates Misses(int percent) {
+    // From a full cache on, so that each miss evicts.
+    for (bool full = false; !full; next_new_ += settings_.batch) {
+      std::vector<Key> keys;
+      for (std::size_t i = 0; i < settings_.batch; ++i) keys.push_back(next_new_ + i);
+      const std::uint64_t before = cache_->stats().evictions;
+      Require(cache_->Pin(keys).ok(), "Pin of new keys");
+      full = cache_->stats().evictions > before;
+    }
+    const std::size_t missing = settings_.batch * static_cast<std::size_t>(percent) / 100;
+    return Measure(settings_, [&](int) {
+      // Recent rows are in memory; those beyond next_new_ are not.
+      const std::uint64_t recent = settings_.rows / 4;
+      std::vector<Key> keys =
+          DistinctKeys(&rng_, settings_.batch - missing, next_new_ - recent, recent);
+      for (std::size_t i = 0; i < missing; ++i) keys.push_back(next_new_++);
+      std::vector<std::uint32_t> all(keys.size());
+      for (std::uint32_t i = 0; i < all.size(); ++i) all[i] = i;
+      return Seconds([&] {
+        auto result = cache_->Pin(keys);
+        Require(result.ok(), "Pin");
+        result->MarkDirty(all);
+        result->Release();
+      });
+    });
+  }
+
+  const Settings settings_;
+  Rng rng_;
+  NullStore store_;
+  std::unique_ptr<RowCache> cache_;
+  HugeBuffer copy_;
+  Key next_new_ = std::uint64_t{1} << 40;
+};
+
+}  // namespace
+}  // namespace terrace
+
+int main(int argc, char** argv) {
+  terrace::Settings settings;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const auto value = [&]() -> std::uint64_t {
+      return i + 1 < argc ? std::strtoull(argv[++i], nullptr, 10) : 0;
+    };
+    if (argument == "--tiny") {
+      settings.rows = 40'000;
+      settings.batch = 2'000;
+      settings.rounds = 3;
+    } else if (argument == "--rows") {
+      settings.rows = value();
+    } else if (argument == "--row-bytes") {
+      settings.row_bytes = static_cast<std::uint32_t>(value());
+    } else if (argument == "--batch") {
+      settings.batch = value();
+    } else if (argument == "--rounds") {
+      settings.rounds = static_cast<int>(value());
+    } else if (argument == "--seed") {
+      settings.seed = value();
+    } else {
+      std::fprintf(stderr,
+                   "usage: row_cache_bench [--tiny] [--rows N] [--row-bytes N] [--batch N] "
+                   "[--rounds N] [--seed N]\n");
+      return 2;
+    }
+  }
+  if (settings.rows == 0 || settings.row_bytes == 0 || settings.batch == 0 ||
+      settings.rounds <= 0 || settings.batch * 2 > settings.rows) {
+    std::fprintf(stderr,
+                 "row_cache_bench: all numbers must be positive, and a batch at most half "
+                 "of the rows\n");
+    return 2;
+  }
+  terrace::Bench(settings).Run();
+  return 0;
+}
