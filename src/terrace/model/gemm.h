@@ -18,6 +18,10 @@ void Gemm(Transpose transpose_a, Transpose transpose_b, std::size_t m, std::size
           const float* a, std::size_t lda, const float* b, std::size_t ldb, bool add, float* c,
           std::size_t ldc);
 
+// The case of Gemm with A transposed, by our own kernel.
+void GemmTransposedA(std::size_t m, std::size_t n, std::size_t k, const float* a, std::size_t lda,
+                     const float* b, std::size_t ldb, bool add, float* c, std::size_t ldc);
+
 // Lines of the next block of a tall matrix with `left` lines to go. A layer works block by block:
 // what one product has written is still in the cache when the next step reads it.
 constexpr std::size_t GemmBlock(std::size_t left) {

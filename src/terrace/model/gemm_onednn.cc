@@ -106,6 +106,10 @@ class Kernels {
 void Gemm(Transpose transpose_a, Transpose transpose_b, std::size_t m, std::size_t n, std::size_t k,
           const float* a, std::size_t lda, const float* b, std::size_t ldb, bool add, float* c,
           std::size_t ldc) {
+  if (transpose_a == Transpose::kYes && transpose_b == Transpose::kNo) {
+    GemmTransposedA(m, n, k, a, lda, b, ldb, add, c, ldc);
+    return;
+  }
   const Shape shape{{transpose_a == Transpose::kYes, transpose_b == Transpose::kYes, m, n, k, lda,
                      ldb, ldc, add}};
   try {

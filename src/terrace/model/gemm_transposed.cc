@@ -1,0 +1,154 @@
+// The product of a transposed matrix and another, of which weight gradients are made. Our own,
+// because both operands pack by plain copies of short runs, which oneDNN's general code does not
+// use: see docs/decisions/gemm.md. Compiled with fused multiply-adds.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "terrace/base/check.h"
+#include "terrace/base/memory.h"
+#include "terrace/model/gemm.h"
+
+namespace terrace {
+namespace {
+
+// A tile of C is kTileLines lines of two registers; with the two of B and one of A it fills the
+// register file of the instruction set.
+#if defined(__AVX512F__)
+constexpr std::size_t kLanes = 16;
+constexpr std::size_t kTileLines = 12;
+#elif defined(__AVX__)
+constexpr std::size_t kLanes = 8;
+constexpr std::size_t kTileLines = 6;
+#else
+constexpr std::size_t kLanes = 4;
+constexpr std::size_t kTileLines = 6;
+#endif
+constexpr std::size_t kTileWidth = 2 * kLanes;
+// Depth of a pass: kTileWidth columns of B of this depth stay in the L1 cache (32 KiB).
+constexpr std::size_t kDepth = 256;
+
+using Lanes = float __attribute__((vector_size(kLanes * sizeof(float)), aligned(4)));
+
+// tile = A (depth, kTileLines), lines `a_stride` apart, transposed times B panel (depth,
+// kTileWidth).
+template <std::size_t... line>
+inline __attribute__((always_inline)) void MultiplyTile(std::size_t depth, const float* a,
+                                                        std::size_t a_stride, const float* b,
+                                                        float* c, std::size_t ldc, bool add,
+                                                        std::index_sequence<line...>) {
+  Lanes left[] = {((void)line, Lanes{})...};
+  Lanes right[] = {((void)line, Lanes{})...};
+  // The tile of C is needed at the end: by then it is here.
+  (__builtin_prefetch(c + line * ldc, 1), ...);
+  (__builtin_prefetch(c + line * ldc + kLanes, 1), ...);
+  for (std::size_t l = 0; l < depth; ++l) {
+    const Lanes b0 = *reinterpret_cast<const Lanes*>(b);
+    const Lanes b1 = *reinterpret_cast<const Lanes*>(b + kLanes);
+    ((left[line] += a[line] * b0, right[line] += a[line] * b1), ...);
+    a += a_stride;
+    b += kTileWidth;
+  }
+  const auto store = [&](std::size_t i, const Lanes& x, const Lanes& y) {
+    auto* to = reinterpret_cast<Lanes*>(c + i * ldc);
+    auto* next = reinterpret_cast<Lanes*>(c + i * ldc + kLanes);
+    *to = add ? *to + x : x;
+    *next = add ? *next + y : y;
+  };
+  (store(line, left[line], right[line]), ...);
+}
+
+void FullTile(std::size_t depth, const float* a, std::size_t a_stride, const float* b, float* c,
+              std::size_t ldc, bool add) {
+  MultiplyTile(depth, a, a_stride, b, c, ldc, add, std::make_index_sequence<kTileLines>());
+}
+
+void EdgeTile(std::size_t lines, std::size_t width, std::size_t depth, const float* a,
+              std::size_t a_stride, const float* b, float* c, std::size_t ldc, bool add) {
+  float tile[kTileLines * kTileWidth];
+  // No more lines are multiplied than needed, by thirds of a tile.
+  constexpr std::size_t kThird = kTileLines / 3;
+  if (lines <= kThird) {
+    MultiplyTile(depth, a, a_stride, b, tile, kTileWidth, false,
+                 std::make_index_sequence<kThird>());
+  } else if (lines <= 2 * kThird) {
+    MultiplyTile(depth, a, a_stride, b, tile, kTileWidth, false,
+                 std::make_index_sequence<2 * kThird>());
+  } else {
+    MultiplyTile(depth, a, a_stride, b, tile, kTileWidth, false,
+                 std::make_index_sequence<kTileLines>());
+  }
+  for (std::size_t i = 0; i < lines; ++i) {
+    for (std::size_t j = 0; j < width; ++j) {
+      const float value = tile[i * kTileWidth + j];
+      c[i * ldc + j] = add ? c[i * ldc + j] + value : value;
+    }
+  }
+}
+
+// (depth, width) at `from` to panels of `panel` columns, the last one filled up with zeros.
+template <std::size_t panel>
+void Pack(std::size_t depth, std::size_t width, const float* from, std::size_t ld, float* to) {
+  for (std::size_t first = 0; first < width; first += panel) {
+    const std::size_t count = std::min(panel, width - first);
+    for (std::size_t l = 0; l < depth; ++l, to += panel) {
+      const float* line = from + l * ld + first;
+      if (count == panel) {
+        std::memcpy(to, line, panel * sizeof(float));
+        continue;
+      }
+      for (std::size_t c = 0; c < count; ++c) to[c] = line[c];
+      for (std::size_t c = count; c < panel; ++c) to[c] = 0.0f;
+    }
+  }
+}
+
+// Where lines lie a multiple of 4 KiB apart, a column falls into one set of the L1 cache and
+// reading it evicts itself: then a packed copy is faster than the lines where they are.
+bool LinesCollide(std::size_t ld) { return ld % 1024 == 0; }
+
+std::size_t RoundUp(std::size_t value, std::size_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+}  // namespace
+
+void GemmTransposedA(std::size_t m, std::size_t n, std::size_t k, const float* a, std::size_t lda,
+                     const float* b, std::size_t ldb, bool add, float* c, std::size_t ldc) {
+  thread_local HugeBuffer buffer;
+  const std::size_t a_floats = RoundUp(m, kTileLines) * kDepth;
+  const std::size_t bytes = (RoundUp(a_floats, 16) + kTileWidth * kDepth) * sizeof(float);
+  if (bytes > buffer.size()) {
+    Result<HugeBuffer> larger = HugeBuffer::Allocate(bytes);
+    TERRACE_CHECK(larger.ok());  // Address space alone: pages come with their first use.
+    buffer = std::move(larger).value();
+  }
+  auto* a_panels = reinterpret_cast<float*>(buffer.data());
+  float* b_panel = a_panels + RoundUp(a_floats, 16);
+  for (std::size_t l = 0; l < k; l += kDepth) {
+    const std::size_t depth = std::min(kDepth, k - l);
+    const bool add_pass = add || l > 0;
+    const std::size_t first_packed = LinesCollide(lda) ? 0 : m / kTileLines * kTileLines;
+    Pack<kTileLines>(depth, m - first_packed, a + l * lda + first_packed, lda, a_panels);
+    for (std::size_t j = 0; j < n; j += kTileWidth) {
+      const std::size_t width = std::min(kTileWidth, n - j);
+      Pack<kTileWidth>(depth, width, b + l * ldb + j, ldb, b_panel);
+      for (std::size_t i = 0; i < m; i += kTileLines) {
+        const std::size_t lines = std::min(kTileLines, m - i);
+        const float* a_panel = a_panels + (i - first_packed) * depth;
+        float* to = c + i * ldc + j;
+        if (i < first_packed && width == kTileWidth) {
+          FullTile(depth, a + l * lda + i, lda, b_panel, to, ldc, add_pass);
+        } else if (lines == kTileLines && width == kTileWidth) {
+          FullTile(depth, a_panel, kTileLines, b_panel, to, ldc, add_pass);
+        } else {
+          const bool packed = i >= first_packed;
+          EdgeTile(lines, width, depth, packed ? a_panel : a + l * lda + i,
+                   packed ? kTileLines : lda, b_panel, to, ldc, add_pass);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace terrace
