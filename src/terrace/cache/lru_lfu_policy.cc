@@ -104,8 +104,8 @@ class LruLfuPolicy : public EvictionPolicy {
   }
 
   // What the LRU holds beyond its limit, oldest first, goes to the LFU. Done only when victims are
-  // wanted, because the order is the same then: a row that is visited meanwhile comes first either
-  // way, and one that is not keeps its frequency and its turn.
+  // wanted: a row that is visited meanwhile would have come back to the LRU, and one that is not
+  // keeps its frequency and its turn.
   void Balance() {
     while (lru_rows_ > 0 && lru_rows_ + held_rows_ > lru_limit_) {
       const EntryId id = queues_.Pop(kLru);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -12,7 +11,6 @@
 namespace terrace {
 namespace {
 
-constexpr std::size_t kGroup = 64;          // Keys looked up together; their lines fit into L1.
 constexpr std::uint32_t kVictims = 32;      // Rows evicted together, likewise.
 constexpr std::uint32_t kMaxHandles = 255;  // Entry::pins has eight bits.
 constexpr std::uint32_t kMaxBufferRows = (std::uint32_t{1} << 24) - 1;
@@ -117,7 +115,7 @@ RowCacheImpl::RowCacheImpl(const RowCacheOptions& options, Clock* clock, std::ve
     : options_(options),
       clock_(clock),
       stores_(std::move(stores)),
-      victims_at_once_(std::min(kVictims, BufferOptions(options, stores_.size()).buffer_rows)),
+      victims_at_once_(std::min(kVictims, write_back->buffer_rows())),
       write_back_(std::move(write_back)),
       arena_(options.row_bytes, chunk_bytes),
       policy_(MakeLruLfuPolicy(&arena_, options.lru_share)) {}
@@ -493,109 +491,6 @@ void RowCacheImpl::UnpinEntries(std::span<const EntryId> entries) {
   }
   policy_->Release({released.data(), count});
   room_.NotifyAll();
-}
-
-void RowCacheImpl::PeekCached(std::size_t first, std::span<const Key> keys,
-                              std::span<std::byte* const> rows, std::span<std::uint8_t> found,
-                              std::vector<std::size_t>* missing) const {
-  std::array<EntryId, kGroup> entries;
-  MutexLock lock(&mu_);
-  write_back_->Copy(keys, rows, found);
-  for (std::size_t begin = 0; begin < keys.size(); begin += kGroup) {
-    const auto group = keys.subspan(begin, std::min(kGroup, keys.size() - begin));
-    Lookup(group, entries.data());
-    for (std::size_t i = 0; i < group.size(); ++i) {
-      if (entries[i] == kNoEntry) {
-        if (found[begin + i] == 0) missing->push_back(first + begin + i);
-      } else if (LoadFlags(arena_.entry(entries[i])) != kNewFlag) {
-        // At least as new as what the write buffer has.
-        std::memcpy(rows[begin + i], arena_.row(entries[i]), options_.row_bytes);
-        found[begin + i] = 1;
-      }
-    }
-  }
-}
-
-Status RowCacheImpl::Peek(std::span<const Key> keys, std::span<std::byte* const> rows,
-                          std::span<std::uint8_t> found) {
-  constexpr std::size_t kKeysPerLock = 1024;  // A Pin or release waits no longer than for these.
-  std::fill(found.begin(), found.end(), std::uint8_t{0});
-  std::vector<std::size_t> missing;
-  for (std::size_t first = 0; first < keys.size(); first += kKeysPerLock) {
-    const std::size_t count = std::min(keys.size() - first, kKeysPerLock);
-    PeekCached(first, keys.subspan(first, count), rows.subspan(first, count),
-               found.subspan(first, count), &missing);
-  }
-  if (missing.empty()) return OkStatus();
-  std::vector<Key> missing_keys;
-  std::vector<std::byte*> missing_rows;
-  for (const std::size_t i : missing) {
-    missing_keys.push_back(keys[i]);
-    missing_rows.push_back(rows[i]);
-  }
-  std::vector<std::uint8_t> missing_found(missing.size(), 0);
-  TERRACE_RETURN_IF_ERROR(ReadFromStores(missing_keys, missing_rows, missing_found));
-  for (std::size_t i = 0; i < missing.size(); ++i) found[missing[i]] = missing_found[i];
-  return OkStatus();
-}
-
-Status RowCacheImpl::FlushDirty() {
-  MutexLock one_flush(&flush_mu_);
-  // What failed before comes first, because newer versions of its rows may follow.
-  TERRACE_RETURN_IF_ERROR(write_back_->Flush());
-  std::uint32_t chunks = 0;
-  {
-    MutexLock lock(&mu_);
-    chunks = arena_.chunk_numbers();
-  }
-  // A chunk that a Pin adds from here on holds rows that were read from a store or are new.
-  for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) {
-    TERRACE_RETURN_IF_ERROR(FlushChunk(chunk));
-  }
-  SyncPoint::Hit("cache.flush.before_write");
-  TERRACE_RETURN_IF_ERROR(write_back_->Flush());
-  SyncPoint::Hit("cache.flush.after_write");
-  return OkStatus();
-}
-
-Status RowCacheImpl::FlushChunk(std::uint32_t chunk) {
-  MutexLock lock(&mu_);
-  std::size_t room = write_back_->Room();
-  for (std::uint32_t slot = 0; arena_.present(chunk) && slot < arena_.touched(chunk);) {
-    const EntryId id = arena_.id(chunk, slot);
-    Entry& entry = arena_.entry(id);
-    if (entry.place < kHeld || LoadFlags(entry) != kDirtyFlag) {
-      ++slot;
-      continue;
-    }
-    if (room == 0) {
-      mu_.Unlock();
-      Status made = write_back_->MakeRoom(1, /*cancellable=*/false);
-      mu_.Lock();
-      if (!made.ok()) return made;
-      room = write_back_->Room();
-      continue;  // The slot may have another row, or none, by now.
-    }
-    write_back_->Append(entry.key, arena_.row(id));
-    StoreFlags(entry, 0);
-    dirty_rows_.fetch_sub(1, std::memory_order_relaxed);
-    --room;
-    ++slot;
-  }
-  return OkStatus();
-}
-
-std::uint64_t RowCacheImpl::dirty_bytes() const {
-  // Bytes that a store adds to a row (its head, padding and place in the key section) and to a
-  // file.
-  constexpr std::uint64_t kPerRow = 64, kPerFile = 16384;
-  const std::uint64_t rows =
-      dirty_rows_.load(std::memory_order_relaxed) + write_back_->unwritten_rows();
-  if (rows == 0) return 0;
-  // Every full buffer, the rests of those that are there, and the last one make a file per shard.
-  const std::uint64_t files = (rows / BufferOptions(options_, stores_.size()).buffer_rows + 3) *
-                              static_cast<std::uint64_t>(stores_.size());
-  return rows * (options_.row_bytes + kPerRow) + files * kPerFile;
 }
 
 void RowCacheImpl::Abort(const Status& cause) {

@@ -42,6 +42,8 @@ class RowCacheImpl final : public RowCache {
   void Unpin(const PinnedRows& pinned) override;
 
  private:
+  static constexpr std::size_t kGroup = 64;  // Keys looked up together; their lines fit into L1.
+
   // The keys of a Pin that are not in memory, by their number in the Pin.
   struct Missing {
     std::vector<std::uint32_t> index;

@@ -59,6 +59,7 @@ class WriteBack {
   std::uint64_t unwritten_rows() const TERRACE_EXCLUDES(mu_);
   std::uint64_t written_rows() const TERRACE_EXCLUDES(mu_);
   std::uint64_t bytes() const { return bytes_; }
+  std::uint32_t buffer_rows() const { return options_.buffer_rows; }
 
  private:
   struct Buffer {
