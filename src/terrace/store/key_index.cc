@@ -117,7 +117,8 @@ Status KeyIndex::Grow(Segment* segment, std::uint64_t count) {
   }
   Segment grown;
   grown.capacity = static_cast<std::uint32_t>(wanted) + 1;
-  std::uint32_t tail = kTailEntries;
+  // Short in a small table, where it would be most of the memory.
+  std::uint32_t tail = std::min(kMostTailEntries, 4 + grown.capacity / 8);
   while (true) {
     const std::size_t bytes = (std::size_t{grown.capacity} + tail) * kEntryBytes;
     // Not std::make_unique, whose failure is an exception.

@@ -36,7 +36,7 @@ class KeyIndex final : public RowIndex {
   static constexpr std::size_t kSegments = std::size_t{1} << kSegmentBits;
   static constexpr std::size_t kEntryBytes = 12;
   // Entries after the last home, so that what is displaced there needs no wrap-around.
-  static constexpr std::uint32_t kTailEntries = 32;
+  static constexpr std::uint32_t kMostTailEntries = 32;
 
   struct Free {
     void operator()(std::byte* memory) const { std::free(memory); }

@@ -155,29 +155,28 @@ TEST(StoreHazard, WriteOvertakesCompaction) {
   ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
   ASSERT_OK(harness.Erase(KeysFrom(harness, 350, 400)));
   ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
-  // After the compaction has read and written its rows: the index must keep the newer ones. A file
-  // of the write is small enough not to be compacted inside of it.
-  bool done = false;
-  SyncPoint::Arm([&](std::string_view name) {
-    if (name != "store.compact.before_publish" || done) return;
-    done = true;
-    // From another thread: this one holds the lock of the compaction, which Write takes.
-    Thread writer("writer", ThreadPriority::kNormal, [&] {
-      std::vector<Key> keys = KeysFrom(harness, 200, 300);
-      ASSERT_OK(harness.Write(keys));
-      ASSERT_OK(harness.Erase(KeysFrom(harness, 300, 320)));
-      ASSERT_OK(harness.Write(KeysFrom(harness, 360, 370)));
-    });
-    writer.Join();
-  });
-  harness.options()->background_compaction = true;
   ASSERT_OK(harness.Commit());
-  ASSERT_OK(harness.Reopen(1));  // With a compaction thread, so that Write does not compact.
-  ASSERT_OK(harness.store()->CompactNow());
-  for (int i = 0; i < 100 && !done; ++i) ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
-  ASSERT_OK(harness.store()->CompactNow());
+  // After the compaction has read and written its rows: the index must keep the newer ones.
+  std::atomic<bool> armed{false};
+  std::atomic<bool> done{false};
+  SyncPoint::Arm([&](std::string_view name) {
+    if (name != "store.compact.before_publish" || !armed.load() || done.exchange(true)) return;
+    ASSERT_OK(harness.Write(KeysFrom(harness, 200, 300)));
+    ASSERT_OK(harness.Erase(KeysFrom(harness, 300, 320)));
+    ASSERT_OK(harness.Write(KeysFrom(harness, 360, 370)));
+  });
+  harness.options()->background_compaction = true;  // So that Write itself does not compact.
+  ASSERT_OK(harness.Reopen(1));
+  // The compaction thread may be faster than CompactNow; while armed, this thread only compacts, so
+  // that whichever thread meets the point may use the harness.
+  for (int i = 0; i < 1000 && !done.load(); ++i) {
+    armed.store(false);
+    ASSERT_OK(harness.Write(KeysFrom(harness, 0, 330)));
+    armed.store(true);
+    ASSERT_OK(harness.store()->CompactNow());
+  }
+  ASSERT_TRUE(done.load());
   ASSERT_OK(harness.store()->background_status());
-  ASSERT_TRUE(done);
   ASSERT_OK(harness.CheckAll());
   harness.Abandon();
   SyncPoint::Arm(nullptr);

@@ -76,6 +76,7 @@ class StoreImpl final : public Store {
   Status background_status() const override;
 
  private:
+  struct IndexBatch;   // Of a recovery.
   struct Range;        // Of a read plan.
   struct ReadPlan;     // One slice of a batch.
   struct SortedKey;    // Of a write.
@@ -112,6 +113,9 @@ class StoreImpl final : public Store {
   // --- store_open.cc
   Result<FilePtr> OpenFile(const Manifest::File& file);
   Status BuildIndex(const std::vector<FilePtr>& files) TERRACE_EXCLUDES(mu_);
+  Status MergeKeys(const std::vector<FilePtr>& files, std::vector<SectionCursor>* cursors)
+      TERRACE_EXCLUDES(mu_);
+  Status FlushIndexBatch(IndexBatch* batch, int kind) TERRACE_EXCLUDES(mu_);
   Status NameKept(std::span<const ManifestReference> kept, const Manifest& newest)
       TERRACE_EXCLUDES(mu_);
   Status RemoveStrays() TERRACE_EXCLUDES(mu_);
@@ -173,6 +177,9 @@ class StoreImpl final : public Store {
   // --- store_scan.cc
   Status VerifyFile(const StoredFile& file, std::span<std::byte> record_buffer,
                     std::span<std::byte> key_buffer, std::vector<Finding>* findings);
+  // Records one by one against the key section.
+  void VerifyRecords(const StoredFile& file, File* disk, std::span<std::byte> record_buffer,
+                     std::span<std::byte> key_buffer, std::vector<Finding>* findings);
   Status VerifyManifest(std::vector<Finding>* findings) TERRACE_EXCLUDES(mu_);
 
   // Constant after construction.

@@ -20,6 +20,7 @@ constexpr std::string_view kManifestPrefix = "manifest-";
 // Of the buffers with which the key sections are merged, all together; at least two blocks a file.
 constexpr std::uint64_t kRecoveryBytes = std::uint64_t{16} << 20;
 constexpr std::size_t kIndexBatch = 4096;
+constexpr std::uint32_t kNoFile = ~std::uint32_t{0};
 
 bool IsOurs(const std::string& name) {
   return name.starts_with(kFilePrefix) || name.starts_with(kManifestPrefix);
@@ -296,6 +297,80 @@ Result<FilePtr> StoreImpl::OpenFile(const Manifest::File& named) {
   return file;
 }
 
+// Collects the newest place of each key and puts them into the index in batches.
+struct StoreImpl::IndexBatch {
+  std::vector<std::uint64_t> hashes[2];  // Of rows, of deletions.
+  std::vector<Place> places[2];
+  std::vector<Place> previous = std::vector<Place>(kIndexBatch);
+};
+
+Status StoreImpl::FlushIndexBatch(IndexBatch* batch, int kind) {
+  MutexLock lock(&mu_);
+  RowIndex* index = kind == 0 ? index_.get() : deletions_.get();
+  TERRACE_RETURN_IF_ERROR(index->Reserve(batch->hashes[kind]));
+  index->Set(batch->hashes[kind], batch->places[kind].data(), batch->previous.data());
+  batch->hashes[kind].clear();
+  batch->places[kind].clear();
+  return OkStatus();
+}
+
+Status StoreImpl::MergeKeys(const std::vector<FilePtr>& files,
+                            std::vector<SectionCursor>* cursors) {
+  const auto entry_of = [&](std::uint32_t f) {
+    KeyEntry entry;
+    __builtin_memcpy(&entry, (*cursors)[f].entry((*cursors)[f].index()), sizeof entry);
+    return entry;
+  };
+  MergeHeap heap;
+  for (std::uint32_t f = 0; f < files.size(); ++f) {
+    TERRACE_RETURN_IF_ERROR((*cursors)[f].Fill());
+    heap.Push(MixKey(entry_of(f).key), f);
+  }
+  IndexBatch batch;
+  while (!heap.empty()) {
+    const std::uint64_t hash = heap.top().hash;
+    // All versions of one key come one after another; the newest has the greatest sequence, and of
+    // two copies the one in the younger file.
+    std::uint64_t newest = 0;
+    std::uint32_t newest_file = kNoFile;
+    std::uint64_t newest_row = 0;
+    while (!heap.empty() && heap.top().hash == hash) {
+      const std::uint32_t f = heap.top().source;
+      SectionCursor& cursor = (*cursors)[f];
+      const std::uint64_t version = entry_of(f).version;
+      if (newest_file == kNoFile || SequenceOf(version) >= SequenceOf(newest)) {
+        if (newest_file != kNoFile) ++files[newest_file]->stale;
+        newest = version;
+        newest_file = f;
+        newest_row = cursor.index();
+      } else {
+        ++files[f]->stale;
+      }
+      cursor.Advance();
+      if (cursor.done()) {
+        heap.PopTop();
+        continue;
+      }
+      if (cursor.needs_fill()) TERRACE_RETURN_IF_ERROR(cursor.Fill());
+      const std::uint64_t next = MixKey(entry_of(f).key);
+      if (next <= hash) {
+        return CorruptionError(fmt::format("{}: the keys at offset {} are out of order",
+                                           files[f]->path, cursor.entry_offset(cursor.index())));
+      }
+      heap.ReplaceTop(next);
+    }
+    const int kind = IsDeletion(newest) ? 1 : 0;
+    if (kind == 1) ++files[newest_file]->live_deletions;
+    batch.hashes[kind].push_back(hash);
+    batch.places[kind].push_back(MakePlace(files[newest_file]->slot, newest_row));
+    if (batch.hashes[kind].size() == kIndexBatch) {
+      TERRACE_RETURN_IF_ERROR(FlushIndexBatch(&batch, kind));
+    }
+  }
+  TERRACE_RETURN_IF_ERROR(FlushIndexBatch(&batch, 0));
+  return FlushIndexBatch(&batch, 1);
+}
+
 Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files) {
   if (files.empty()) return OkStatus();
   const std::uint64_t share =
@@ -305,80 +380,19 @@ Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files) {
   std::vector<SectionCursor> cursors;
   std::vector<RunningChecksum> checksums(files.size());
   cursors.reserve(files.size());
-  MergeHeap heap;
-  const auto entry_of = [&](std::uint32_t f) {
-    KeyEntry entry;
-    __builtin_memcpy(&entry, cursors[f].entry(cursors[f].index()), sizeof entry);
-    return entry;
-  };
   for (std::uint32_t f = 0; f < files.size(); ++f) {
     cursors.emplace_back(files[f]->file.get(), files[f]->info.keys_offset, kKeyEntryBytes,
                          files[f]->info.rows, buffer.span().subspan(f * share, share));
     cursors.back().set_checksum(&checksums[f]);
-    TERRACE_RETURN_IF_ERROR(cursors.back().Fill());
-    heap.Push(MixKey(entry_of(f).key), f);
   }
-  std::vector<std::uint64_t> hashes[2];  // Of rows, of deletions.
-  std::vector<Place> places[2];
-  std::vector<Place> previous(kIndexBatch);
-  const auto flush = [&](int kind) -> Status {
-    MutexLock lock(&mu_);
-    RowIndex* index = kind == 0 ? index_.get() : deletions_.get();
-    TERRACE_RETURN_IF_ERROR(index->Reserve(hashes[kind]));
-    index->Set(hashes[kind], places[kind].data(), previous.data());
-    hashes[kind].clear();
-    places[kind].clear();
-    return OkStatus();
-  };
-  while (!heap.empty()) {
-    const std::uint64_t hash = heap.top().hash;
-    // All versions of one key come one after another; the newest has the greatest sequence, and of
-    // two copies the one in the younger file.
-    std::uint64_t best_version = 0;
-    std::uint32_t best_file = 0;
-    std::uint64_t best_row = 0;
-    bool first = true;
-    while (!heap.empty() && heap.top().hash == hash) {
-      const std::uint32_t f = heap.top().source;
-      const std::uint64_t version = entry_of(f).version;
-      if (first || SequenceOf(version) >= SequenceOf(best_version)) {
-        if (!first) ++files[best_file]->stale;
-        best_version = version;
-        best_file = f;
-        best_row = cursors[f].index();
-        first = false;
-      } else {
-        ++files[f]->stale;
-      }
-      cursors[f].Advance();
-      if (cursors[f].done()) {
-        heap.PopTop();
-        continue;
-      }
-      TERRACE_RETURN_IF_ERROR(cursors[f].Fill());
-      const std::uint64_t next = MixKey(entry_of(f).key);
-      if (next <= hash) {
-        return CorruptionError(fmt::format("{}: the keys at offset {} are out of order",
-                                           files[f]->path,
-                                           cursors[f].entry_offset(cursors[f].index())));
-      }
-      heap.ReplaceTop(next);
-    }
-    const int kind = IsDeletion(best_version) ? 1 : 0;
-    if (kind == 1) ++files[best_file]->live_deletions;
-    hashes[kind].push_back(hash);
-    places[kind].push_back(MakePlace(files[best_file]->slot, best_row));
-    if (hashes[kind].size() == kIndexBatch) TERRACE_RETURN_IF_ERROR(flush(kind));
-  }
-  for (int kind : {0, 1}) TERRACE_RETURN_IF_ERROR(flush(kind));
+  const Status merged = MergeKeys(files, &cursors);
   for (std::uint32_t f = 0; f < files.size(); ++f) {
     read_bytes_.fetch_add(cursors[f].bytes_read(), std::memory_order_relaxed);
-    if (checksums[f].Digest() != files[f]->info.keys_checksum) {
-      return CorruptionError(fmt::format("{}: the key section at offset {} fails its checksum",
-                                         files[f]->path, files[f]->info.keys_offset));
-    }
+    if (!merged.ok() || checksums[f].Digest() == files[f]->info.keys_checksum) continue;
+    return CorruptionError(fmt::format("{}: the key section at offset {} fails its checksum",
+                                       files[f]->path, files[f]->info.keys_offset));
   }
-  return OkStatus();
+  return merged;
 }
 
 Status StoreImpl::NameKept(std::span<const ManifestReference> kept, const Manifest& newest) {

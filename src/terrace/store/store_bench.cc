@@ -1,0 +1,417 @@
+// Loads a store, reads uniform batches of fresh keys by size of batch, and overwrites rows with
+// compaction paid. Every row read is checked. Reads are put beside the model of the disk measured
+// in the same run, t = a * requests + bytes / b: once for the requests that the store made, once
+// for the cheapest plan over the same number of random keys; writes beside the disk's rate in the
+// same run. Direct I/O: no page cache takes part.
+//
+//   store_bench [--tiny] [--folder F] [--keys N] [--row-bytes B] [--gap BYTES] [--repeats R]
+//               [--seed S] [--update-seconds T]
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "terrace/base/clock.h"
+#include "terrace/base/memory.h"
+#include "terrace/base/rng.h"
+#include "terrace/io/file_system.h"
+#include "terrace/store/store.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+
+struct Settings {
+  std::string folder = ".";
+  std::uint64_t keys = 20'000'000;
+  std::uint64_t row_bytes = 128;
+  std::uint64_t gap_bytes = 32 << 10;
+  std::uint64_t repeats = 5;
+  std::uint64_t seed = 1;
+  std::uint64_t update_seconds = 10;
+  std::vector<std::uint64_t> batches = {20'000, 200'000, 1'000'000};
+  std::uint64_t load_batch = 500'000;
+  std::uint64_t disk_mib = 1024;
+};
+
+// The i-th key; a bijection, so that keys are distinct.
+Key KeyAt(std::uint64_t i) { return MixKey(i ^ 0x5555); }
+
+void MakeRow(Key key, std::uint64_t generation, std::byte* row, std::uint64_t row_bytes) {
+  for (std::uint64_t at = 0; at < row_bytes; at += 8) {
+    const std::uint64_t word = at == 0 ? generation : HashCombine(key, generation + at);
+    std::memcpy(row + at, &word, std::min<std::uint64_t>(8, row_bytes - at));
+  }
+}
+
+bool IsRow(Key key, const std::byte* row, std::uint64_t row_bytes, std::uint64_t* generation) {
+  std::memcpy(generation, row, 8);
+  std::uint64_t word;
+  for (std::uint64_t at = 8; at + 8 <= row_bytes; at += 8) {
+    std::memcpy(&word, row + at, 8);
+    if (word != HashCombine(key, *generation + at)) return false;
+  }
+  return true;
+}
+
+// t = a * requests + bytes / b.
+struct Disk {
+  double a = 0;  // Seconds a request.
+  double b = 0;  // Bytes a second.
+  double write = 0;
+  double Seconds(double requests, double bytes) const { return a * requests + bytes / b; }
+};
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+Result<double> TimeReads(File* file, ReadQueue* queue, std::span<std::byte> buffer,
+                         std::uint64_t request_bytes, std::uint64_t requests, Rng* rng,
+                         std::uint64_t file_bytes) {
+  const Clock* clock = Clock::Real();
+  const std::uint64_t in_buffer = buffer.size() / request_bytes;
+  double seconds = 0;
+  for (std::uint64_t done = 0; done < requests; done += in_buffer) {
+    std::vector<ReadRequest> round(std::min(in_buffer, requests - done));
+    for (std::size_t i = 0; i < round.size(); ++i) {
+      round[i].file = file;
+      round[i].offset = rng->Below(file_bytes / request_bytes) * request_bytes;
+      round[i].buffer = buffer.subspan(i * request_bytes, request_bytes);
+    }
+    const double start = clock->MonotonicSeconds();
+    TERRACE_RETURN_IF_ERROR(queue->Run(round));
+    seconds += clock->MonotonicSeconds() - start;
+  }
+  return seconds;
+}
+
+Result<Disk> MeasureDisk(FileSystem* fs, const Settings& settings) {
+  const std::string path = JoinPath(settings.folder, "store_bench.disk");
+  if (Status status = fs->Remove(path); !status.ok() && status.code() != StatusCode::kNotFound) {
+    return status;
+  }
+  const Clock* clock = Clock::Real();
+  const std::uint64_t bytes = settings.disk_mib * kMiB;
+  TERRACE_ASSIGN_OR_RETURN(HugeBuffer buffer, HugeBuffer::Allocate(8 * kMiB));
+  Rng rng(settings.seed);
+  for (std::uint64_t at = 0; at < buffer.size(); at += 8) {
+    const std::uint64_t word = rng.Next();
+    std::memcpy(buffer.data() + at, &word, 8);
+  }
+  TERRACE_ASSIGN_OR_RETURN(auto file, fs->Open(path, OpenMode::kCreateDirect));
+  Disk disk;
+  const double start = clock->MonotonicSeconds();
+  for (std::uint64_t at = 0; at < bytes; at += buffer.size()) {
+    TERRACE_RETURN_IF_ERROR(
+        file->WriteAt(at, buffer.span().first(std::min(buffer.size(), bytes - at))));
+  }
+  TERRACE_RETURN_IF_ERROR(file->Sync());
+  disk.write = static_cast<double>(bytes) / (clock->MonotonicSeconds() - start);
+  TERRACE_ASSIGN_OR_RETURN(auto queue, fs->NewReadQueue(ReadQueueOptions{}));
+  std::vector<double> small, large;
+  const std::uint64_t small_reads = std::min<std::uint64_t>(16384, bytes / 4096);
+  const std::uint64_t large_reads = std::min<std::uint64_t>(1024, bytes / kMiB);
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    TERRACE_ASSIGN_OR_RETURN(const double few, TimeReads(file.get(), queue.get(), buffer.span(),
+                                                         4096, small_reads, &rng, bytes));
+    TERRACE_ASSIGN_OR_RETURN(const double many, TimeReads(file.get(), queue.get(), buffer.span(),
+                                                          kMiB, large_reads, &rng, bytes));
+    small.push_back(few / static_cast<double>(small_reads));
+    large.push_back(many / static_cast<double>(large_reads));
+  }
+  // Two points make the line.
+  const double per_byte =
+      std::max(1e-12, (Median(large) - Median(small)) / static_cast<double>(kMiB - 4096));
+  disk.b = 1 / per_byte;
+  disk.a = std::max(0.0, Median(small) - 4096 * per_byte);
+  TERRACE_RETURN_IF_ERROR(fs->Remove(path));
+  std::printf("disk: a = %.2f us a request, b = %.2f GB/s, writes %.2f GB/s\n", disk.a * 1e6,
+              disk.b * 1e-9, disk.write * 1e-9);
+  return disk;
+}
+
+// Seconds of the cheapest plan for n random records among all: gaps are read over when that costs
+// less than a request.
+double CheapestPlan(const Disk& disk, std::uint64_t n, std::uint64_t records, double record_bytes,
+                    Rng* rng) {
+  std::vector<double> at(n);
+  for (double& place : at) {
+    place = static_cast<double>(rng->Below(records)) * record_bytes;
+  }
+  std::sort(at.begin(), at.end());
+  double seconds = disk.Seconds(1, 512 + record_bytes);
+  for (std::uint64_t i = 1; i < n; ++i) {
+    const double step = at[i] - at[i - 1];
+    seconds += std::min(step / disk.b, disk.Seconds(1, 512 + record_bytes));
+  }
+  return seconds;
+}
+
+class Bench {
+ public:
+  Bench(FileSystem* fs, const Settings& settings)
+      : fs_(fs), settings_(settings), rng_(settings.seed + 1) {}
+
+  Status Run();
+
+ private:
+  Status Load();
+  Status ReadBatches(std::uint64_t batch);
+  Status Update();
+  Status Reopen();
+  void DrawKeys(std::uint64_t n);
+  Status ReadOnce(std::uint64_t n, double* seconds, double* cpu);
+
+  FileSystem* const fs_;
+  const Settings settings_;
+  Rng rng_;
+  Disk disk_;
+  StoreOptions options_;
+  DiskQuota quota_{std::uint64_t{1} << 40};
+  std::unique_ptr<Store> store_;
+  std::vector<Key> keys_;
+  std::vector<std::byte> bytes_;
+  std::vector<const std::byte*> sources_;
+  std::vector<std::byte*> targets_;
+  std::vector<std::uint8_t> found_;
+};
+
+// Distinct, by a random step through a range of which it is a generator.
+void Bench::DrawKeys(std::uint64_t n) {
+  keys_.resize(n);
+  const std::uint64_t start = rng_.Below(settings_.keys);
+  // Every place of n equal ranges once, shuffled: distinct and uniform enough for any plan.
+  for (std::uint64_t i = 0; i < n; ++i) {
+    const std::uint64_t begin = i * settings_.keys / n, end = (i + 1) * settings_.keys / n;
+    keys_[i] = KeyAt((start + begin + rng_.Below(end - begin)) % settings_.keys);
+  }
+  for (std::uint64_t i = n; i > 1; --i) std::swap(keys_[i - 1], keys_[rng_.Below(i)]);
+  bytes_.resize(n * settings_.row_bytes);
+  sources_.resize(n);
+  targets_.resize(n);
+  found_.resize(n);
+  for (std::uint64_t i = 0; i < n; ++i) {
+    sources_[i] = targets_[i] = bytes_.data() + i * settings_.row_bytes;
+  }
+}
+
+Status Bench::Load() {
+  const Clock* clock = Clock::Real();
+  double seconds = 0, cpu = 0;
+  for (std::uint64_t begin = 0; begin < settings_.keys; begin += settings_.load_batch) {
+    const std::uint64_t n = std::min(settings_.load_batch, settings_.keys - begin);
+    DrawKeys(n);
+    for (std::uint64_t i = 0; i < n; ++i) {
+      keys_[i] = KeyAt(begin + i);
+      MakeRow(keys_[i], 1, targets_[i], settings_.row_bytes);
+    }
+    const double start = clock->MonotonicSeconds();
+    const double cpu_before = ThreadCpuSeconds();
+    TERRACE_RETURN_IF_ERROR(store_->Write(keys_, sources_));
+    cpu += ThreadCpuSeconds() - cpu_before;
+    seconds += clock->MonotonicSeconds() - start;
+  }
+  const double start = clock->MonotonicSeconds();
+  TERRACE_ASSIGN_OR_RETURN([[maybe_unused]] const ManifestReference reference, store_->Commit(1));
+  const double commit = clock->MonotonicSeconds() - start;
+  const StoreStats stats = store_->stats();
+  std::printf(
+      "load: %.2f M keys/s, %.2f GB/s (%.0f %% of the disk's writes); commit %.2f s; %llu files, "
+      "index %.2f bytes a key; CPU %.3f us a key\n",
+      static_cast<double>(settings_.keys) / seconds * 1e-6,
+      static_cast<double>(stats.write_bytes) / seconds * 1e-9,
+      100 * static_cast<double>(stats.write_bytes) / seconds / disk_.write, commit,
+      static_cast<unsigned long long>(stats.files),
+      static_cast<double>(stats.index_bytes) / static_cast<double>(stats.live_rows),
+      cpu / static_cast<double>(settings_.keys) * 1e6);
+  return OkStatus();
+}
+
+Status Bench::ReadOnce(std::uint64_t n, double* seconds, double* cpu) {
+  DrawKeys(n);
+  const double cpu_before = ProcessCpuSeconds();
+  const double start = Clock::Real()->MonotonicSeconds();
+  TERRACE_RETURN_IF_ERROR(store_->Read(keys_, targets_, found_));
+  *seconds = Clock::Real()->MonotonicSeconds() - start;
+  *cpu = ProcessCpuSeconds() - cpu_before;
+  for (std::uint64_t i = 0; i < n; ++i) {
+    std::uint64_t generation;
+    if (found_[i] == 0 || !IsRow(keys_[i], targets_[i], settings_.row_bytes, &generation)) {
+      return InternalError("a row is lost or wrong");
+    }
+  }
+  return OkStatus();
+}
+
+Status Bench::ReadBatches(std::uint64_t batch) {
+  std::vector<double> seconds(settings_.repeats), of_own_plan, of_best_plan, cpu;
+  StoreStats before = store_->stats();
+  for (double& one : seconds) {
+    double cpu_of_read;
+    TERRACE_RETURN_IF_ERROR(ReadOnce(batch, &one, &cpu_of_read));
+    cpu.push_back(cpu_of_read);
+    const StoreStats after = store_->stats();
+    const double requests = static_cast<double>(after.read_requests - before.read_requests);
+    const double bytes = static_cast<double>(after.read_bytes - before.read_bytes);
+    of_own_plan.push_back(disk_.Seconds(requests, bytes) / one);
+    of_best_plan.push_back(CheapestPlan(disk_, batch, settings_.keys,
+                                        static_cast<double>((settings_.row_bytes + 7) / 8 * 8 + 24),
+                                        &rng_) /
+                           one);
+    before = after;
+  }
+  const StoreStats stats = store_->stats();
+  std::sort(seconds.begin(), seconds.end());
+  const double median = Median(seconds);
+  std::printf(
+      "read %8llu keys: %.0f K keys/s (%.0f..%.0f), %.0f %% of its own plan's model, %.0f %% of "
+      "the "
+      "cheapest plan's; CPU %.2f us a key; %.0f bytes a key so far\n",
+      static_cast<unsigned long long>(batch), static_cast<double>(batch) / median * 1e-3,
+      static_cast<double>(batch) / seconds.back() * 1e-3,
+      static_cast<double>(batch) / seconds.front() * 1e-3, 100 * Median(of_own_plan),
+      100 * Median(of_best_plan), Median(cpu) / static_cast<double>(batch) * 1e6,
+      static_cast<double>(stats.read_bytes) / static_cast<double>(stats.rows_read));
+  return OkStatus();
+}
+
+Status Bench::Update() {
+  const Clock* clock = Clock::Real();
+  const std::uint64_t batch = std::min<std::uint64_t>(200'000, settings_.keys / 4);
+  const StoreStats before = store_->stats();
+  double writing = 0, longest = 0;
+  std::uint64_t written = 0, generation = 1;
+  const double begin = clock->MonotonicSeconds();
+  double making = 0, cpu = 0;
+  do {
+    const double made = clock->MonotonicSeconds();
+    ++generation;
+    DrawKeys(batch);
+    for (std::uint64_t i = 0; i < batch; ++i) {
+      MakeRow(keys_[i], generation, targets_[i], settings_.row_bytes);
+    }
+    const double start = clock->MonotonicSeconds();
+    making += start - made;
+    const double cpu_before = ThreadCpuSeconds();
+    TERRACE_RETURN_IF_ERROR(store_->Write(keys_, sources_));
+    cpu += ThreadCpuSeconds() - cpu_before;
+    const double one = clock->MonotonicSeconds() - start;
+    writing += one;
+    longest = std::max(longest, one);
+    written += batch;
+    TERRACE_RETURN_IF_ERROR(store_->background_status());
+  } while (clock->MonotonicSeconds() - begin < static_cast<double>(settings_.update_seconds));
+  TERRACE_RETURN_IF_ERROR(store_->CompactNow());
+  const double total = clock->MonotonicSeconds() - begin - making;
+  const StoreStats after = store_->stats();
+  const double amplification =
+      static_cast<double>(after.write_bytes - before.write_bytes) /
+      (static_cast<double>(written) * static_cast<double>((settings_.row_bytes + 7) / 8 * 8 + 40));
+  std::printf(
+      "update: bursts %.2f M keys/s, sustained with compaction paid %.2f M keys/s at write "
+      "amplification %.2f (%.0f %% of what the disk's writes allow), space %.2fx, longest write "
+      "%.3f s, CPU of the writing thread %.3f us a key\n",
+      static_cast<double>(written) / writing * 1e-6, static_cast<double>(written) / total * 1e-6,
+      amplification,
+      100 * static_cast<double>(after.write_bytes - before.write_bytes) / total / disk_.write,
+      static_cast<double>(after.disk_bytes - after.checkpoint_only_bytes) /
+          static_cast<double>(after.live_bytes),
+      longest, cpu / static_cast<double>(written) * 1e6);
+  return OkStatus();
+}
+
+Status Bench::Reopen() {
+  TERRACE_ASSIGN_OR_RETURN(const ManifestReference reference, store_->Commit(2));
+  TERRACE_RETURN_IF_ERROR(store_->Drop(1));
+  const std::uint64_t rows = store_->stats().live_rows;
+  store_.reset();
+  const double cpu = ThreadCpuSeconds();
+  const double start = Clock::Real()->MonotonicSeconds();
+  TERRACE_ASSIGN_OR_RETURN(store_,
+                           Store::Open(fs_, Clock::Real(), &quota_, options_, reference, {}));
+  const double seconds = Clock::Real()->MonotonicSeconds() - start;
+  const double opened = ThreadCpuSeconds() - cpu;
+  const StoreStats stats = store_->stats();
+  if (stats.live_rows != rows) return InternalError("rows are lost by reopening");
+  std::printf("open: %.2f s (CPU %.2f), %.2f M keys/s, %.0f %% of the disk's sequential rate\n",
+              seconds, opened, static_cast<double>(rows) / seconds * 1e-6,
+              100 * static_cast<double>(stats.read_bytes) / seconds / disk_.b);
+  double read_seconds, read_cpu;
+  return ReadOnce(std::min<std::uint64_t>(settings_.keys / 2, 20'000), &read_seconds, &read_cpu);
+}
+
+Status Bench::Run() {
+  TERRACE_ASSIGN_OR_RETURN(disk_, MeasureDisk(fs_, settings_));
+  options_.directory = JoinPath(settings_.folder, "store_bench.rows");
+  options_.table = "bench";
+  options_.row_bytes = static_cast<std::uint32_t>(settings_.row_bytes);
+  options_.merge_gap_bytes = settings_.gap_bytes;
+  TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, options_.directory));
+  TERRACE_ASSIGN_OR_RETURN(store_, Store::Create(fs_, Clock::Real(), &quota_, options_));
+  TERRACE_RETURN_IF_ERROR(Load());
+  for (const std::uint64_t batch : settings_.batches) {
+    if (batch * 2 <= settings_.keys) TERRACE_RETURN_IF_ERROR(ReadBatches(batch));
+  }
+  TERRACE_RETURN_IF_ERROR(Update());
+  TERRACE_RETURN_IF_ERROR(Reopen());
+  const ProcessMemory memory = ReadProcessMemory();
+  std::printf("peak memory %.0f MB\n", static_cast<double>(memory.peak_bytes) * 1e-6);
+  store_.reset();
+  return RemoveTree(fs_, options_.directory);
+}
+
+bool ParseArguments(const std::vector<std::string>& arguments, Settings* settings) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i] == "--tiny") {
+      settings->keys = 20'000;
+      settings->batches = {200, 5'000};
+      settings->load_batch = 5'000;
+      settings->repeats = 2;
+      settings->update_seconds = 0;
+      settings->disk_mib = 16;
+      continue;
+    }
+    if (i + 1 >= arguments.size()) return false;
+    const std::string& value = arguments[++i];
+    if (arguments[i - 1] == "--folder") {
+      settings->folder = value;
+      continue;
+    }
+    std::uint64_t* number = arguments[i - 1] == "--keys"             ? &settings->keys
+                            : arguments[i - 1] == "--row-bytes"      ? &settings->row_bytes
+                            : arguments[i - 1] == "--gap"            ? &settings->gap_bytes
+                            : arguments[i - 1] == "--repeats"        ? &settings->repeats
+                            : arguments[i - 1] == "--seed"           ? &settings->seed
+                            : arguments[i - 1] == "--update-seconds" ? &settings->update_seconds
+                                                                     : nullptr;
+    if (number == nullptr) return false;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), *number);
+    if (error != std::errc() || end != value.data() + value.size()) return false;
+  }
+  return settings->keys >= 1000 && settings->row_bytes >= 8 && settings->repeats > 0;
+}
+
+}  // namespace
+}  // namespace terrace
+
+int main(int argc, char** argv) {
+  terrace::ConfigureAllocator();
+  terrace::Settings settings;
+  if (!terrace::ParseArguments(std::vector<std::string>(argv + 1, argv + argc), &settings)) {
+    std::fprintf(stderr,
+                 "usage: store_bench [--tiny] [--folder F] [--keys N] [--row-bytes B] [--gap BYTES]"
+                 " [--repeats R] [--seed S] [--update-seconds T]\n");
+    return 2;
+  }
+  const terrace::Status status = terrace::Bench(terrace::FileSystem::Posix(), settings).Run();
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "store_bench: %s\n", status.ToString().c_str());
+  return 1;
+}
