@@ -235,9 +235,19 @@ std::string OverviewText(const Json& view) {
   }
   text += fmt::format("  network: {}\n", FormatBytes(view["dense_bytes"].get<std::uint64_t>()));
   text += "  settings that identify the model:\n";
+  std::string last_value;
+  int alike = 0;  // Slots in a row that say the same are told once.
   for (const auto& [path, value] : view["settings"].items()) {
     std::string shown = value.get<std::string>();
     while (!shown.empty() && shown.back() == '\n') shown.pop_back();
+    const bool repeats = path.starts_with("slots.") && shown == last_value;
+    last_value = shown;
+    if (repeats) {
+      ++alike;
+      continue;
+    }
+    if (alike > 0) text += fmt::format("    ... and {} slots alike\n", alike);
+    alike = 0;
     for (std::size_t at = 0; (at = shown.find('\n', at)) != std::string::npos; at += 9) {
       shown.replace(at, 1, "\n        ");
     }

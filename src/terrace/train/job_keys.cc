@@ -491,27 +491,12 @@ const std::vector<JobKey>& JobKeys() {
 }
 
 std::string LearningRateText(const LearningRate& rate) {
-  static constexpr const char* kDecays[] = {"none", "linear", "cosine"};
-  return fmt::format("{} warmup {} decay {} {} to {}", rate.base, rate.warmup_steps,
-                     kDecays[static_cast<int>(rate.decay)], rate.decay_steps, rate.final);
-}
-
-std::string OptimizerText(const SparseOptimizerSpec& spec) {
-  switch (spec.type) {
-    case Sparse::kSgd:
-      return "sgd";
-    case Sparse::kAdaGrad:
-    case Sparse::kAdaGradRow:
-      return fmt::format("{} epsilon {} initial_accumulator {}",
-                         spec.type == Sparse::kAdaGrad ? "adagrad" : "adagrad_row", spec.epsilon,
-                         spec.initial_accumulator);
-    case Sparse::kAdam:
-      return fmt::format("adam epsilon {} beta1 {} beta2 {}", spec.epsilon, spec.beta1, spec.beta2);
-    case Sparse::kFtrl:
-      return fmt::format("ftrl alpha {} beta {} l1 {} l2 {}", spec.alpha, spec.beta, spec.l1,
-                         spec.l2);
-  }
-  return "";
+  std::string text = fmt::format("{}", rate.base);
+  if (rate.warmup_steps != 0) text += fmt::format(" after {} steps of warm-up", rate.warmup_steps);
+  if (rate.decay == LearningRate::Decay::kNone) return text;
+  return text + fmt::format(", {} decay in {} steps to {}",
+                            rate.decay == LearningRate::Decay::kLinear ? "linear" : "cosine",
+                            rate.decay_steps, rate.final);
 }
 
 }  // namespace terrace

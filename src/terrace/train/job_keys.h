@@ -34,8 +34,7 @@ struct JobKey {
 // In the order of the document; a key that sets the defaults of others stands before them.
 const std::vector<JobKey>& JobKeys();
 
-// A parameter of an optimizer, initializer and schedule as one line: what identifies a model.
-std::string OptimizerText(const SparseOptimizerSpec& spec);
+// A schedule as one line: what identifies a model.
 std::string LearningRateText(const LearningRate& rate);
 
 }  // namespace terrace

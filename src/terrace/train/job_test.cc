@@ -4,11 +4,14 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "terrace/base/rng.h"
 #include "terrace/train/job_keys.h"
+#include "terrace/train/run_reader.h"
 
 namespace terrace {
 namespace {
@@ -423,6 +426,27 @@ TEST(ModelPlan, RefusesWhatTheDataDoesNotHave) {
             "tables.ads: no slot uses this table; give it one under slots, or take it out");
 }
 
+TEST(SchemaText, GivesTheFieldsBack) {
+  Result<Job> job = Parse(std::string(kSmall) +
+                          "table: {optimizer: {type: adam}}\n"
+                          "network: {wide: true}\n");
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  const ModelPlan plan = *MakeModelPlan(*job, ThreeSlots());
+  const RowSchema& schema = plan.tables[0].schema;
+  Result<std::vector<RowField>> fields = FieldsOfSchemaText(schema.ToText());
+  ASSERT_TRUE(fields.ok()) << fields.status().ToString();
+  ASSERT_EQ(fields->size(), schema.fields().size());
+  for (std::size_t i = 0; i < fields->size(); ++i) {
+    const RowField& expected = schema.fields()[i];
+    EXPECT_EQ((*fields)[i].name, expected.name);
+    EXPECT_EQ((*fields)[i].offset, expected.offset);
+    EXPECT_EQ((*fields)[i].count, expected.count);
+    EXPECT_EQ((*fields)[i].type, expected.type);
+  }
+  EXPECT_FALSE(FieldsOfSchemaText("row 1\nfield show offset x\n").ok());
+  EXPECT_FALSE(FieldsOfSchemaText("").ok());
+}
+
 TEST(IdentifyingSettings, DifferWhereTheBitsWould) {
   const SchemaSource source(ThreeSlots());
   const auto settings = [&source](const std::string& lines) {
@@ -439,15 +463,31 @@ TEST(IdentifyingSettings, DifferWhereTheBitsWould) {
         "ssd: {quota: 1GiB, io_threads: 4}\n", "validation: {every_examples: 100}\n"}) {
     EXPECT_EQ(settings(same), base) << same;
   }
-  for (const char* other :
-       {"seed: 1\n", "training: {threads: 1}\n", "training: {minibatch: 256}\n",
-        "table: {dim: 9}\n", "table: {l2: 0.1}\n", "table: {optimizer: {learning_rate: 0.06}}\n",
-        "table: {optimizer: {learning_rate: {base: 0.05, warmup_steps: 1}}}\n",
-        "table: {optimizer: {epsilon: 1e-7}}\n", "table: {initializer: {scale: 0.02}}\n",
-        "slots: {C1: {pooling: mean}}\n", "network: {wide: true}\n", "network: {hidden: [2]}\n",
-        "network: {optimizer: {l2: 0.1}}\n", "network: {optimizer: {clip_norm: 1}}\n",
-        "network: {optimizer: {learning_rate: 0.002}}\n"}) {
-    EXPECT_NE(settings(other), base) << other;
+  std::set<std::string> seen;
+  for (const char* other : {"seed: 1\n",
+                            "training: {threads: 1}\n",
+                            "training: {minibatch: 256}\n",
+                            "table: {dim: 9}\n",
+                            "table: {l2: 0.1}\n",
+                            "table: {optimizer: {learning_rate: 0.06}}\n",
+                            "table: {optimizer: {learning_rate: {base: 0.05, warmup_steps: 1}}}\n",
+                            "table: {optimizer: {epsilon: 1e-7}}\n",
+                            "table: {optimizer: {type: ftrl}}\n",
+                            "table: {optimizer: {type: ftrl, l1: 0.5}}\n",
+                            "table: {optimizer: {type: ftrl, learning_rate: 0.5}}\n",
+                            "table: {optimizer: {type: adam, beta2: 0.5}}\n",
+                            "network: {wide: true, wide_l2: 0.5}\n",
+                            "network: {wide: true, wide_optimizer: {learning_rate: 0.5}}\n",
+                            "table: {initializer: {scale: 0.02}}\n",
+                            "slots: {C1: {pooling: mean}}\n",
+                            "network: {wide: true}\n",
+                            "network: {hidden: [2]}\n",
+                            "network: {optimizer: {l2: 0.1}}\n",
+                            "network: {optimizer: {clip_norm: 1}}\n",
+                            "network: {optimizer: {learning_rate: 0.002}}\n"}) {
+    const auto differing = settings(other);
+    EXPECT_NE(differing, base) << other;
+    EXPECT_TRUE(seen.insert(fmt::format("{}", fmt::join(differing, "|"))).second) << other;
   }
   EXPECT_EQ(base.back().first, "processor");
   EXPECT_THAT(base.back().second, testing::Not(testing::IsEmpty()));

@@ -176,13 +176,9 @@ std::vector<std::pair<std::string, std::string>> IdentifyingSettings(const Job& 
     const std::string path = "tables." + table.schema.table();
     settings.emplace_back(path, table.schema.ToText());
     for (std::size_t i = 0; i < table.learning_rates.size(); ++i) {
-      const Segment& segment = table.schema.segments()[i];
       settings.emplace_back(
-          fmt::format("{}.{}", path, segment.name),
-          fmt::format("{}; learning rate {}; l2 {}; starts as {} {}",
-                      OptimizerText(segment.optimizer), LearningRateText(table.learning_rates[i]),
-                      segment.l2, static_cast<int>(segment.initializer.type),
-                      segment.initializer.scale));
+          fmt::format("{}.{}.learning_rate", path, table.schema.segments()[i].name),
+          LearningRateText(table.learning_rates[i]));
     }
   }
   settings.emplace_back("processor", ProcessorType());

@@ -159,6 +159,8 @@ class RunFolderImpl final : public RunFolder {
   Status CheckSsdMarkers();
   Status RemoveRun();
   Status RemoveTemporaries(const std::string& folder);
+  // Writes job.yaml where it says something else.
+  Status KeepJob(const std::string& yaml);
 
   FileSystem* const fs_;
   const std::string path_;
@@ -303,6 +305,7 @@ Status RunFolderImpl::Create() {
   }
   TERRACE_RETURN_IF_ERROR(fs_->MakeDirectories(At("checkpoints")));
   TERRACE_RETURN_IF_ERROR(fs_->MakeDirectories(At("dense")));
+  TERRACE_RETURN_IF_ERROR(KeepJob(JobToYaml(*job_)));
   return fs_->SyncDirectory(path_);
 }
 
@@ -442,7 +445,15 @@ Result<FileDigest> RunFolderImpl::WriteDense(std::uint64_t id, const DenseState&
   return WriteFramedFile(fs_, DensePath(id), kDenseMagic, kDenseVersion, Bytes(payload));
 }
 
+Status RunFolderImpl::KeepJob(const std::string& yaml) {
+  Result<std::string> kept = ReadFileToString(fs_, At("job.yaml"));
+  if (kept.ok() && *kept == yaml) return OkStatus();
+  return WriteFileAtomically(fs_, At("job.yaml"), Bytes(yaml));
+}
+
 Status RunFolderImpl::WriteCheckpoint(const Checkpoint& checkpoint) {
+  // For people: the checkpoint has the job too.
+  TERRACE_RETURN_IF_ERROR(KeepJob(checkpoint.job_yaml));
   TERRACE_ASSIGN_OR_RETURN(const std::string payload, EncodeCheckpoint(checkpoint));
   SyncPoint::Hit("checkpoint.before_publish");
   TERRACE_RETURN_IF_ERROR(WriteFramedFile(fs_, CheckpointPath(checkpoint.id), kCheckpointMagic,
