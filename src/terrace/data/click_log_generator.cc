@@ -186,7 +186,7 @@ Result<std::unique_ptr<ClickLogGenerator>> ClickLogGenerator::Create(const Click
   if (!(spec.zipf >= 0 && spec.zipf <= 4))
     return InvalidArgumentError("zipf is " + std::to_string(spec.zipf) + "; it is 0 to 4");
   if (spec.categorical_slots < 1 || spec.categorical_slots > kMostSlots)
-    return InvalidArgumentError("categorical_slots is " + std::to_string(spec.categorical_slots) +
+    return InvalidArgumentError("slots is " + std::to_string(spec.categorical_slots) +
                                 "; it is 1 to " + std::to_string(kMostSlots));
   if (!(spec.click_rate > 0 && spec.click_rate < 1))
     return InvalidArgumentError("click_rate is " + std::to_string(spec.click_rate) +

@@ -320,7 +320,7 @@ TEST(ClickLogGeneratorTest, LimitsAreNamed) {
   EXPECT_THAT(ClickLogGenerator::Create(spec).status().message(), HasSubstr("zipf"));
   spec = {};
   spec.categorical_slots = 257;
-  EXPECT_THAT(ClickLogGenerator::Create(spec).status().message(), HasSubstr("categorical_slots"));
+  EXPECT_THAT(ClickLogGenerator::Create(spec).status().message(), HasSubstr("slots"));
   spec = {};
   spec.click_rate = 1;
   EXPECT_THAT(ClickLogGenerator::Create(spec).status().message(), HasSubstr("click_rate"));

@@ -60,11 +60,7 @@ Sums Drain(FileSystem* fs, const DataOptions& options, const DataCursor& from) {
   return sums;
 }
 
-}  // namespace
-}  // namespace terrace
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace terrace;  // NOLINT: the only function outside.
+int Fuzz(const std::uint8_t* data, std::size_t size) {
   SetLogLevel(LogLevel::kError);
   MemoryFileSystem fs;
   {
@@ -84,4 +80,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   TERRACE_CHECK(std::equal(rest.keys.rbegin(), rest.keys.rend(), whole.keys.rbegin()));
   TERRACE_CHECK(rest.examples + whole.middle.examples == whole.examples);
   return 0;
+}
+
+}  // namespace
+}  // namespace terrace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  return terrace::Fuzz(data, size);
 }

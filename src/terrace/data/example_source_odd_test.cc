@@ -14,6 +14,7 @@
 #include "terrace/data/example_source.h"
 #include "terrace/data/file_list.h"
 #include "terrace/data/testing/data_testing.h"
+#include "terrace/io/faulty_file_system.h"
 #include "terrace/io/testing/memory_file_system.h"
 
 namespace terrace {
@@ -283,7 +284,7 @@ TEST_F(OddInputTest, OptionsAreCheckedTogether) {
   const Status status = OpenStatus({"/a"});
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   for (const char* const name : {"format", "epochs", "shuffle", "shuffle_window", "integers",
-                                 "missing", "max_bad_fraction", "read_ahead_bytes"})
+                                 "missing", "max_bad_fraction", "read_ahead"})
     EXPECT_THAT(status.message(), HasSubstr(std::string("data.") + name));
 }
 
@@ -335,6 +336,70 @@ TEST_F(OddInputTest, CancelEndsAReadThatWaits) {
   ASSERT_TRUE(early.ok());
   (*early)->Cancel();
   EXPECT_EQ((*early)->Next(16, 16).status().code(), StatusCode::kAborted);
+}
+
+TEST_F(OddInputTest, TheFirstFiveBadLinesAreShown) {
+  std::string text = Lines(0, 3);
+  for (int i = 0; i < 9; ++i) text += "bad\n";
+  PutFile(&fs_, "/a", text);
+  options_.max_bad_fraction = 1;
+  ::testing::internal::CaptureStderr();
+  const Stream stream = Read({"/a"});
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(stats_.bad_lines, 9u);
+  EXPECT_THAT(log, AllOf(HasSubstr("bad line /a:4: column 1 (Label) is not 0 or 1\n"),
+                         HasSubstr("/a:8: column 1 (Label) is not 0 or 1; further ones")));
+  EXPECT_THAT(log, ::testing::Not(HasSubstr("/a:9")));
+}
+
+// Each read, open and stat in turn fails, ends early, or (in archives, which have checks) lies.
+TEST_F(OddInputTest, EveryFaultOfTheDiskIsAStatus) {
+  const std::string text = Lines(0, 6000);
+  PutFile(&fs_, "/log.tsv", text);
+  PutFile(&fs_, "/log.gz", Gzip(text));
+  PutFile(&fs_, "/log.zst", Zstd(text));
+  options_.read_ahead_bytes = 128 << 10;
+  const Stream reference = Read({"/log.tsv"});
+  ASSERT_EQ(reference.examples.size(), 6000u);
+  for (const char* const path : {"/log.tsv", "/log.gz", "/log.zst"}) {
+    for (const Fault fault : {Fault::kError, Fault::kShortRead, Fault::kFlippedBit}) {
+      if (fault == Fault::kFlippedBit && std::string(path) == "/log.tsv") continue;
+      for (std::uint64_t n = 1;; ++n) {
+        SCOPED_TRACE(std::string(path) + " " + std::string(FaultName(fault)) + " " +
+                     std::to_string(n));
+        FaultRule rule;
+        rule.fault = fault;
+        rule.nth = n;
+        rule.seed = n;
+        FaultyFileSystem faulty(&fs_, {rule});
+        options_.files = {path};
+        auto source = OpenSource(&faulty, options_);
+        Stream stream;
+        if (source.ok()) stream = ReadStream(source->get(), 16, {160});
+        const Status status = source.ok() ? stream.status : source.status();
+        if (faulty.faults() == 0) {
+          ASSERT_GT(n, 4u);
+          ASSERT_TRUE(status.ok()) << status.ToString();
+          ASSERT_TRUE(stream.examples == reference.examples);
+          break;
+        }
+        if (status.ok()) {
+          // A bit of the archive's header that means nothing.
+          ASSERT_EQ(fault, Fault::kFlippedBit);
+          ASSERT_TRUE(stream.examples == reference.examples);
+          continue;
+        }
+        EXPECT_THAT(status.message(), HasSubstr(path));
+        if (fault == Fault::kFlippedBit) continue;
+        EXPECT_EQ(status.code(),
+                  fault == Fault::kError ? StatusCode::kIo : StatusCode::kCorruption);
+        // What came before is right.
+        ASSERT_LE(stream.examples.size(), reference.examples.size());
+        EXPECT_TRUE(
+            std::equal(stream.examples.begin(), stream.examples.end(), reference.examples.begin()));
+      }
+    }
+  }
 }
 
 TEST_F(OddInputTest, IdentityNamesFilesAndOrder) {

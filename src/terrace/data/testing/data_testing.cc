@@ -39,7 +39,11 @@ std::string Gzip(std::string_view text) {
 
 std::string Zstd(std::string_view text) {
   std::string out(ZSTD_compressBound(text.size()), '\0');
-  const std::size_t size = ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3);
+  ZSTD_CCtx* const context = ZSTD_createCCtx();
+  EXPECT_FALSE(ZSTD_isError(ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, 1)));
+  const std::size_t size =
+      ZSTD_compress2(context, out.data(), out.size(), text.data(), text.size());
+  ZSTD_freeCCtx(context);
   EXPECT_FALSE(ZSTD_isError(size));
   out.resize(size);
   return out;
