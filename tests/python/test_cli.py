@@ -1,0 +1,219 @@
+"""The command line itself: exit codes, overrides, inspection, the hidden flags of tests, signals."""
+import json
+import os
+import signal
+import struct
+import subprocess
+
+import pytest
+
+import harness
+import jobs
+
+
+@pytest.fixture(scope="module")
+def log(logs):
+    return logs.criteo(2000, seed=8, cardinality=1000, zipf=1.05)
+
+
+@pytest.fixture(scope="module")
+def finished(terrace, log, tmp_path_factory):
+    run = harness.Run(terrace, tmp_path_factory.mktemp("inspected"),
+                      jobs.tiny([log], network={"type": "dnn", "hidden": [16], "wide": True}))
+    run.train().expect(0)
+    return run
+
+
+def run_binary(terrace, *arguments):
+    return subprocess.run([str(terrace.binary), *map(str, arguments)], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=harness.PATIENCE_SECONDS)
+
+
+def test_help_hides_the_flags_of_tests(terrace):
+    for command in ("train", "evaluate", "predict", "inspect", "generate"):
+        text = terrace.text(command, "--help")
+        assert f"Example: terrace {command} " in text
+        assert "--test-" not in text
+
+
+def test_help_of_the_job_file(terrace):
+    text = terrace.text("train", "--help-job")
+    for key in ("training.batch", "table.optimizer.learning_rate.warmup_steps", "slots.NAME.pooling"):
+        assert f"\n{key}\n" in text
+
+
+@pytest.mark.parametrize("arguments", [
+    (), ("nonsense",), ("train",), ("train", "none.yaml"), ("train", "a.yaml", "--resume", "--overwrite"),
+    ("train", "a.yaml", "--accept", "luck"), ("train", "a.yaml", "--log-level", "loud"), ("evaluate",),
+    ("evaluate", "run"), ("predict", "run", "--data", "x"), ("inspect",), ("inspect", "none"),
+    ("inspect", "none", "--initial"), ("evaluate", "none", "--data", "x"), ("generate", "--rows", "ten", "--output", "x"),
+    ("generate", "--rows", "1"), ("train", "a.yaml", "--test-faults", "nonsense:"),
+    ("train", "a.yaml", "--test-kill-at", "x:0"),
+])
+def test_wrong_arguments_end_with_2(terrace, workspace, arguments):
+    result = subprocess.run([str(terrace.binary), *arguments], cwd=workspace, capture_output=True, text=True,
+                            stdin=subprocess.DEVNULL, timeout=harness.PATIENCE_SECONDS)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.strip() or result.stdout.strip()
+    assert list(workspace.iterdir()) == []
+
+
+def test_all_that_is_wrong_is_told_at_once(terrace, workspace):
+    job = workspace / "job.yaml"
+    job.write_text("seed: x\ntraning: {}\n")
+    result = run_binary(terrace, "train", job, "--set", "memory.budget=1")
+    assert result.returncode == 2
+    assert f"{job}:1: seed: expected a whole number, got 'x'" in result.stderr
+    assert f"{job}:2: unknown key 'traning'; did you mean 'training'?" in result.stderr
+    assert "--set memory.budget: memory.budget is 1" in result.stderr
+    assert "output is missing" in result.stderr
+
+
+def test_output_that_is_a_file_or_not_writable(terrace, workspace, log):
+    (workspace / "file").write_text("mine")
+    job = jobs.tiny([log])
+    run = harness.Run(terrace, workspace, job, output=str(workspace / "file"))
+    outcome = run.train().expect(2)
+    assert "is a file" in outcome.output
+    run = harness.Run(terrace, workspace, job, output=str(workspace / "file" / "below"))
+    outcome = run.train()
+    assert outcome.code in (1, 2) and str(workspace / "file") in outcome.output
+    assert (workspace / "file").read_text() == "mine"
+
+
+def test_results_go_to_standard_output_alone(terrace, finished, log):
+    result = run_binary(terrace, "evaluate", finished.path, "--data", log, "--json", "--quiet")
+    assert result.returncode == 0 and result.stderr == ""
+    assert json.loads(result.stdout)["examples"] == 2000
+    result = run_binary(terrace, "inspect", finished.path, "--digest", "--json")
+    assert json.loads(result.stdout) == {"digest": finished.digest()}
+
+
+def key_of(log, slot):
+    """A key of the first line's column, as the reader makes it; slots of Criteo's categories begin at 14."""
+    column = log.read_text().splitlines()[0].split("\t")[14 + slot]
+    return (14 + slot) << 48 | int(column, 16)
+
+
+def test_inspect_a_row(terrace, finished, log):
+    key = key_of(log, 0)
+    for text in (str(key), hex(key)):
+        report = json.loads(terrace.text("inspect", finished.path, "--key", text, "--json"))
+        (row,) = report["rows"]
+        assert row["table"] == "default" and row["key"] == key
+        fields = row["fields"]
+        assert len(fields["embedding.weight"]) == 8 and len(fields["embedding.accumulator"]) == 8
+        assert isinstance(fields["wide.weight"], float)
+        assert fields["show"] >= 1 and fields["last_seen"] >= 128
+    text = terrace.text("inspect", finished.path, "--key", key)
+    assert f"table default key {key}" in text and "embedding.weight" in text
+    initial = json.loads(terrace.text("inspect", finished.path, "--key", key, "--initial", "--json"))["rows"][0]["fields"]
+    assert initial["show"] == 0 and initial["wide.weight"] == 0
+    assert all(-0.01 <= w < 0.01 for w in initial["embedding.weight"])
+    assert initial["embedding.weight"] != fields["embedding.weight"]
+    absent = run_binary(terrace, "inspect", finished.path, "--key", "12345")
+    assert absent.returncode == 0 and "no table has key 12345" in absent.stdout
+    assert run_binary(terrace, "inspect", finished.path, "--key", "1x").returncode == 2
+
+
+def test_inspect_the_network(terrace, finished):
+    dense = json.loads(terrace.text("inspect", finished.path, "--dense", "--json"))["dense"]
+    initial = json.loads(terrace.text("inspect", finished.path, "--dense", "--initial", "--json"))["dense"]
+    assert dense["steps"] == finished.summary()["steps"] and initial["steps"] == 0
+    assert [p["name"] for p in dense["parameters"]] == [p["name"] for p in initial["parameters"]]
+    for parameter, start in zip(dense["parameters"], initial["parameters"]):
+        size = 1
+        for extent in parameter["shape"]:
+            size *= extent
+        assert len(parameter["value"]) == size
+        # Every number is a float of 32 bits.
+        assert all(struct.unpack("f", struct.pack("f", v))[0] == v for v in parameter["value"])
+        assert parameter["value"] != start["value"]
+
+
+def test_inspect_overview(terrace, finished):
+    overview = json.loads(terrace.text("inspect", finished.path, "--json"))
+    assert overview["format_version"] == 1 and overview["finished"] and overview["examples"] == 2000
+    assert overview["settings"]["seed"] == "11"
+    (table,) = overview["tables"]
+    assert table["rows"] == finished.summary()["rows"]
+    text = terrace.text("inspect", finished.path)
+    assert "finished at checkpoint" in text and "table default" in text
+
+
+def test_generate_prints_the_oracle(terrace, workspace):
+    out = workspace / "log.tsv.gz"
+    report = json.loads(terrace.text("generate", "--rows", 5000, "--output", out, "--json"))
+    assert report["rows"] == 5000 and 0.7 < report["oracle"]["auc"] < 0.85
+    assert abs(report["oracle"]["calibration"] - 1) < 0.1
+    wrong = run_binary(terrace, "generate", "--rows", 10, "--output", workspace / "x.tsv", "--zipf", 9)
+    assert wrong.returncode == 2 and "zipf" in wrong.stderr and not (workspace / "x.tsv").exists()
+
+
+def test_kill_at_and_record(terrace, workspace, log):
+    points = workspace / "points"
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    run.train("--test-record-sync-points", points).expect(0)
+    names = points.read_text().split()
+    for name in ("checkpoint.before_dense", "checkpoint.before_publish", "checkpoint.after_publish",
+                 "run.create.after_marker"):
+        assert name in names
+    digest = run.digest()
+    run.train("--overwrite", "--test-kill-at", "checkpoint.before_publish:2").expect(-signal.SIGKILL)
+    assert len(run.checkpoints()) == 1
+    run.train("--resume").expect(0)
+    assert run.digest() == digest
+
+
+def test_faults(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    outcome = run.train("--test-faults", "write:1:enospc:checkpoint-").expect(1)
+    assert "checkpoint-" in outcome.output
+    run.train("--resume").expect(0)
+
+
+def test_a_second_signal_ends_at_once(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 500}))
+    process = run.start()
+    run.wait_for_metrics(process, 2)
+    process.signal(signal.SIGINT)
+    process.signal(signal.SIGINT)
+    process.wait(20).expect(130)
+    assert run.verify()
+
+
+def test_a_second_trainer_is_refused(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 500}))
+    process = run.start()
+    run.wait_for_metrics(process, 2)
+    for flag in ("--resume", "--overwrite"):
+        outcome = run.train(flag).expect(1)
+        assert f"process {process.popen.pid} holds the run" in outcome.output
+    # Readers work beside it.
+    assert run.digest()
+    process.signal(signal.SIGTERM)
+    process.wait(20).expect(130)
+
+
+def test_accept_threads(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 500}))
+    process = run.start()
+    run.wait_for_metrics(process, 2)
+    process.signal(signal.SIGTERM)
+    process.wait(20).expect(130)
+    change = ("--set", "training.threads=1")
+    outcome = run.train("--resume", *change).expect(2)
+    assert "training.threads: the run has '2', the job now '1'" in outcome.output
+    process = run.start("--resume", "--accept", "threads", *change)
+    lines = len(run.metrics())
+    run.wait_for_metrics(process, lines + 2)
+    process.signal(signal.SIGTERM)
+    process.wait(20).expect(130)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission(terrace, workspace, log):
+    (workspace / "closed").mkdir(mode=0o500)
+    run = harness.Run(terrace, workspace, jobs.tiny([log]), output=str(workspace / "closed" / "run"))
+    outcome = run.train().expect(1)
+    assert "ermission" in outcome.output and "closed" in outcome.output
