@@ -261,14 +261,14 @@ Status RowCacheImpl::AllocateMissing(PinnedRows* pinned, Missing* missing) {
     pinned->entries_[missing->index[number]] = id;
     pinned->rows_[missing->index[number]] = arena_.row(id);
     missing->rows.push_back(arena_.row(id));
-    ++held_rows_;
-    --needed_rows_;
   };
   bool evicted = false;
   while (missing->rows.size() < wanted) {
     const EntryId id = arena_.Allocate();
     if (id != kNoEntry) {
       take(id);
+      ++held_rows_;
+      --needed_rows_;
       continue;
     }
     if (arena_.present_chunks() < max_chunks_) {
@@ -286,6 +286,8 @@ Status RowCacheImpl::AllocateMissing(PinnedRows* pinned, Missing* missing) {
     }
     const std::size_t count = EvictGroup(victims, freed.data());
     for (std::size_t i = 0; i < count; ++i) take(freed[i]);
+    held_rows_ += count;
+    needed_rows_ -= count;
     evicted = true;
   }
   if (!evicted || options_.background_write_back) return OkStatus();
