@@ -183,7 +183,7 @@ void TrainingRun::ShowProgress(bool force) {
 
 std::string TrainingRun::SaveTrainerState() const {
   nlohmann::json state;
-  state["bad_lines"] = source_->stats().bad_lines;
+  state["validation_due"] = validation_due_;
   if (validation_.has_value()) {
     state["validation"] = {{"examples", validation_->examples},
                            {"weight", validation_->weight},
@@ -202,6 +202,7 @@ Status TrainingRun::RestoreTrainerState(const std::string& json) {
   const nlohmann::json state = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
   if (!state.is_object())
     return CorruptionError("the trainer's state in the checkpoint is no JSON object");
+  validation_due_ = state.value("validation_due", false);
   if (!state.contains("validation") || !state["validation"].is_object()) return OkStatus();
   const nlohmann::json& in = state["validation"];
   auto number = [&](const char* name) {

@@ -53,7 +53,9 @@ Status TrainingRun::AfterMinibatch(WorkItem* item, std::uint32_t m, std::uint64_
   if (job_.has_validation && (epoch_ends || reached_max_examples_ ||
                               Passed(before, now, job_.validation.every_examples))) {
     MarkTrained(item, std::min(m + 1, item->minibatches));
-    TERRACE_RETURN_IF_ERROR(Validate());
+    const Status status = Validate();
+    interrupted_ = !status.ok() && Signalled();
+    TERRACE_RETURN_IF_ERROR(status);
   }
   if (Passed(before, now, job_.checkpoint.every_batches * job_.training.batch)) {
     MarkTrained(item, std::min(m + 1, item->minibatches));
@@ -88,16 +90,53 @@ bool TrainingRun::Passed(std::uint64_t before, std::uint64_t now, std::uint64_t 
   return every > 0 && before / every != now / every;
 }
 
+bool TrainingRun::Signalled() const {
+  // Relaxed: the signal is seen a mini-batch later at worst.
+  return stop_signals_ != nullptr && stop_signals_->load(std::memory_order_relaxed) > 0;
+}
+
 Status TrainingRun::CheckStop() {
   for (RowCache* cache : cache_pointers_) TERRACE_RETURN_IF_ERROR(cache->background_status());
   TERRACE_RETURN_IF_ERROR(stores_->background_status());
-  // Relaxed: the signal is seen a mini-batch later at worst.
-  if (stop_signals_ != nullptr && stop_signals_->load(std::memory_order_relaxed) > 0) {
+  if (Signalled()) {
     interrupted_ = true;
     return AbortedError("interrupted by a signal");
   }
+  ReserveForLastCheckpoint();
   MutexLock lock(&stop_mu_);
   return stop_after_checkpoint_;
+}
+
+std::uint64_t TrainingRun::CheckpointBytes() const {
+  // Pinned rows are dirty, or will be soon; 64 bytes are a record's head and its place in the key
+  // section.
+  std::uint64_t bytes = 2 * DenseFileBytes() + kMiB;
+  for (std::size_t t = 0; t < caches_.size(); ++t) {
+    bytes += caches_[t]->dirty_bytes() +
+             caches_[t]->stats().pinned_rows * (plan_->tables[t].schema.row_bytes() + 64);
+  }
+  return bytes;
+}
+
+std::uint64_t TrainingRun::DenseFileBytes() const { return network_->ParameterBytes() + 4096; }
+
+void TrainingRun::ReserveForLastCheckpoint() {
+  // A mini-batch changes little: the sums are made anew every few of them.
+  if (steps_ % 16 != 0) return;
+  const std::uint64_t needed = CheckpointBytes() + job_.ssd.file_bytes;
+  stores_->SetKeepFree(needed);
+  while (quota_->used() + needed > quota_->limit()) {
+    if (DropOldest()) continue;
+    MutexLock lock(&stop_mu_);
+    if (stop_after_checkpoint_.ok()) {
+      stop_after_checkpoint_ = IoError(fmt::format(
+          "ssd.quota of {} is nearly used up: {} are in use, and a checkpoint of what memory holds "
+          "needs up to {} more. "
+          "The run has stopped after that checkpoint: go on with --resume and a larger ssd.quota",
+          FormatBytes(quota_->limit()), FormatBytes(quota_->used()), FormatBytes(needed)));
+    }
+    return;
+  }
 }
 
 Status TrainingRun::BeforePull() {
@@ -165,7 +204,11 @@ Result<TrainOutcome> TrainingRun::Run() {
   start_examples_ = cursor_.examples;
   const bool all_done =
       job_.training.max_examples > 0 && cursor_.examples >= job_.training.max_examples;
-  if (!all_done) {
+  if (validation_due_) {
+    status = Validate();
+    interrupted_ = !status.ok() && Signalled();
+  }
+  if (status.ok() && !all_done) {
     Pipeline pipeline({&read, &pull, &stage, &train}, capacities_, clock_);
     pipeline_ = &pipeline;
     status = pipeline.Run();
@@ -210,6 +253,8 @@ Status TrainingRun::AfterFailure(const Status& failure) {
 }
 
 Status TrainingRun::Validate() {
+  // Stays true when a signal ends the validation: the run that resumes makes up for it.
+  validation_due_ = true;
   const double start = clock_->MonotonicSeconds();
   DataOptions options = job_.validation_data;
   options.read_ahead_bytes = memory_.read_ahead_bytes;
@@ -219,8 +264,9 @@ Status TrainingRun::Validate() {
   const std::uint32_t minibatch = job_.training.minibatch;
   TERRACE_RETURN_IF_ERROR(Evaluate(source.get(), minibatch * std::max(1u, 4096 / minibatch),
                                    minibatch, validation_planner_.get(), &rows, executor_.get(),
-                                   &metrics, nullptr, nullptr)
+                                   &metrics, nullptr, [this] { return Signalled(); })
                               .WithContext("validation"));
+  validation_due_ = false;
   ValidationRecord record;
   record.epoch = cursor_.epoch;
   record.examples = cursor_.examples;
@@ -239,6 +285,7 @@ Status TrainingRun::Validate() {
 
 Status TrainingRun::TakeCheckpoint(bool finished) {
   SyncPoint::Hit("checkpoint.before_flush");
+  stores_->SetKeepFree(0);  // This is the checkpoint that the reserve is for.
   const std::uint64_t id = last_checkpoint_ + 1;
   for (RowCache* cache : cache_pointers_) TERRACE_RETURN_IF_ERROR(cache->FlushDirty());
   Checkpoint checkpoint;
@@ -249,8 +296,13 @@ Status TrainingRun::TakeCheckpoint(bool finished) {
   SyncPoint::Hit("checkpoint.before_commit");
   TERRACE_ASSIGN_OR_RETURN(checkpoint.stores, stores_->Commit(id));
   const DenseState dense = network_->Save();
-  TERRACE_ASSIGN_OR_RETURN(const FileDigest digest, run_->WriteDense(id, dense));
-  checkpoint.dense.push_back(digest);
+  TERRACE_RETURN_IF_ERROR(quota_->Reserve(DenseFileBytes(), 0));
+  const Result<FileDigest> digest = run_->WriteDense(id, dense);
+  if (!digest.ok()) {
+    quota_->Release(DenseFileBytes());
+    return digest.status();
+  }
+  checkpoint.dense.push_back(*digest);
   TERRACE_RETURN_IF_ERROR(metrics_file_->Sync());
   checkpoint.metrics_bytes = metrics_file_->bytes();
   checkpoint.progressive = progressive_.Save();
@@ -279,6 +331,7 @@ Status TrainingRun::DropCheckpointsBeyond(std::size_t keep) {
       continue;
     }
     TERRACE_RETURN_IF_ERROR(status);
+    quota_->Release(DenseFileBytes());
     TERRACE_RETURN_IF_ERROR(stores_->Drop(kept_[i]));
     kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(i));
   }
@@ -289,6 +342,7 @@ bool TrainingRun::DropOldest() {
   MutexLock lock(&checkpoints_mu_);
   if (kept_.size() < 2) return false;
   if (!run_->DropCheckpoint(kept_[0]).ok()) return false;
+  quota_->Release(DenseFileBytes());
   const Status status = stores_->Drop(kept_[0]);
   LogText(LogLevel::kInfo, fmt::format("ssd.quota is short: checkpoint {} was dropped", kept_[0]));
   kept_.erase(kept_.begin());

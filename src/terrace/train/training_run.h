@@ -66,6 +66,13 @@ class TrainingRun {
   Status DropCheckpointsBeyond(std::size_t keep);
   bool DropOldest() TERRACE_EXCLUDES(checkpoints_mu_);
   Status CheckStop();
+  bool Signalled() const;
+  // Bytes on disk that a checkpoint taken now would write at most, and those of a dense file.
+  std::uint64_t CheckpointBytes() const;
+  std::uint64_t DenseFileBytes() const;
+  // Keeps that much of the quota free; drops old checkpoints for it, and asks for a stop when there
+  // is no more to drop.
+  void ReserveForLastCheckpoint() TERRACE_EXCLUDES(checkpoints_mu_);
   Status AfterFailure(const Status& failure);
   Status BeforePull();
   void SplitCacheCapacity(std::uint64_t bytes, bool* at_least);
@@ -123,7 +130,7 @@ class TrainingRun {
   double validation_seconds_ = 0;
   bool reached_max_examples_ = false;
   bool interrupted_ = false;
-  bool stopped_at_failure_ = false;
+  bool validation_due_ = false;
   IntervalRecord::Performance last_totals_;  // Counters at the last interval's end.
   double last_progress_seconds_ = 0;
   std::uint64_t last_progress_examples_ = 0;

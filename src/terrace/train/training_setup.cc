@@ -115,6 +115,16 @@ Status TrainingRun::OpenRun(RunMode mode) {
   TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids, run_->ListCheckpoints());
   const std::string metrics_path = JoinPath(run_->path(), "metrics.jsonl");
   if (ids.empty()) {
+    const std::uint64_t least = 2 * job_.ssd.file_bytes + 3 * DenseFileBytes() +
+                                4 * LeastCacheBytes(job_.training.minibatch,
+                                                    static_cast<std::uint32_t>(plan_->slots.size()),
+                                                    plan_->tables[0].schema.row_bytes());
+    if (job_.ssd.quota_bytes < least) {
+      return InvalidArgumentError(
+          fmt::format("ssd.quota of {} is too small: a checkpoint, the rows of a mini-batch and "
+                      "one compaction need at least {}",
+                      FormatBytes(job_.ssd.quota_bytes), FormatBytes(least)));
+    }
     TERRACE_RETURN_IF_ERROR(run_->RemoveStrays());
     TERRACE_ASSIGN_OR_RETURN(
         stores_, RunStores::Create(fs_, clock_, quota_.get(), run_.get(), job_, *plan_, options));
@@ -127,6 +137,7 @@ Status TrainingRun::OpenRun(RunMode mode) {
     kept.push_back(std::move(checkpoint));
     MutexLock lock(&checkpoints_mu_);
     kept_.push_back(id);
+    TERRACE_RETURN_IF_ERROR(quota_->Reserve(DenseFileBytes(), 0));
   }
   const Checkpoint& newest = kept.back();
   if (newest.finished) {
