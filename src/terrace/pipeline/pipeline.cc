@@ -175,11 +175,14 @@ std::vector<std::size_t> ChannelCapacities(int depth, std::span<const double> bu
   double longest = 0;
   for (double seconds : busy_seconds) longest = std::max(longest, seconds);
   for (std::size_t channel = 0; channel + 1 < busy_seconds.size(); ++channel) {
-    std::size_t capacity = static_cast<std::size_t>(depth);
-    if (longest > 0) {
+    // One batch waits beside the one that each stage has in hand; more are held where the working
+    // sets are, in the channel after the second stage.
+    std::size_t capacity = channel == 1 ? static_cast<std::size_t>(std::max(1, depth - 1)) : 1;
+    if (longest > 0 && capacity > 1) {
       // A channel never pays beyond what its producer can be late by.
+      const double share = busy_seconds[channel] / longest;
       capacity =
-          1 + static_cast<std::size_t>(std::lround((depth - 1) * busy_seconds[channel] / longest));
+          1 + static_cast<std::size_t>(std::lround(static_cast<double>(capacity - 1) * share));
     }
     if (channel < fixed.size() && fixed[channel] > 0) capacity = fixed[channel];
     capacities.push_back(capacity);

@@ -87,9 +87,10 @@ class Pipeline {
   std::vector<StageReport> times_ TERRACE_GUARDED_BY(mu_);
 };
 
-// The capacities for `depth` batches ahead: the channel after a slower stage is the deeper one (HPS
-// 3 presets them from the stages' times). busy_seconds: of each stage; all 0 gives `depth`
-// everywhere. fixed: (channels) 0 or the user's.
+// The capacities for working sets brought up `depth` ahead of training: depth - 1 wait in the
+// channel after the second stage (less when that stage is seen to be fast: HPS 3 presets capacities
+// from the stages' times), one in the others. busy_seconds: of each stage; all 0: not known yet.
+// fixed: (channels) 0, or the capacity that the user asked for.
 std::vector<std::size_t> ChannelCapacities(int depth, std::span<const double> busy_seconds,
                                            std::span<const std::size_t> fixed);
 

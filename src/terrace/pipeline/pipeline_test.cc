@@ -130,13 +130,16 @@ TEST(Pipeline, AbortFromOutsideEndsIt) {
 }
 
 TEST(Pipeline, CapacitiesFollowTheStagesTimes) {
-  const double equal[4] = {};
-  EXPECT_EQ(ChannelCapacities(3, equal, {}), (std::vector<std::size_t>{3, 3, 3}));
-  EXPECT_TRUE(ChannelCapacities(0, equal, {}).empty());
-  const double uneven[4] = {1.0, 10.0, 0.0, 5.0};
-  EXPECT_EQ(ChannelCapacities(3, uneven, {}), (std::vector<std::size_t>{1, 3, 1}));
-  const std::size_t fixed[3] = {7, 0, 0};
-  EXPECT_EQ(ChannelCapacities(3, uneven, fixed), (std::vector<std::size_t>{7, 3, 1}));
+  const double unknown[4] = {};
+  EXPECT_EQ(ChannelCapacities(4, unknown, {}), (std::vector<std::size_t>{1, 3, 1}));
+  EXPECT_EQ(ChannelCapacities(1, unknown, {}), (std::vector<std::size_t>{1, 1, 1}));
+  EXPECT_TRUE(ChannelCapacities(0, unknown, {}).empty());
+  const double slow_train[4] = {1.0, 1.0, 0.0, 10.0};
+  EXPECT_EQ(ChannelCapacities(4, slow_train, {}), (std::vector<std::size_t>{1, 1, 1}));
+  const double slow_pull[4] = {1.0, 10.0, 0.0, 5.0};
+  EXPECT_EQ(ChannelCapacities(4, slow_pull, {}), (std::vector<std::size_t>{1, 3, 1}));
+  const std::size_t fixed[3] = {7, 0, 2};
+  EXPECT_EQ(ChannelCapacities(4, slow_pull, fixed), (std::vector<std::size_t>{7, 3, 2}));
 }
 
 }  // namespace
