@@ -88,6 +88,40 @@ TEST(Hazard, NewerVersionIsEvictedWhileTheOlderIsInFlight) {
   for (Key key = 0; key < all / 2; ++key) ASSERT_EQ(fixture.Stored(key), TrainedRow(key, 4));
 }
 
+TEST(Hazard, TwoVersionsOfARowAreOnTheirWayAndTheNewerOneIsSeen) {
+  Fixture fixture(kSmall, /*background=*/true);
+  fixture.options.lru_share = 0;  // The least frequent row goes first, whatever was seen last.
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  const std::size_t all = cache.MaxPinnedRows();
+  TrainRange(&cache, 0, all);
+  PinOrDie(&cache, KeyRange(10, all - 10));  // Rows 0 to 9 are the least frequent now.
+  fixture.stores[0]->HoldWrites();
+  PinnedRows others = PinOrDie(&cache, KeyRange(1'000'000, 110));
+  fixture.stores[0]->WaitForHeldWrite();
+  TrainRange(&cache, 0, 10);
+  PinnedRows more = PinOrDie(&cache, KeyRange(2'000'000, 10));  // In the place of rows 0 to 9.
+  const auto expect_newer = [&](const char* when) {
+    const std::vector<Key> keys = KeyRange(0, 10);
+    std::vector<Row> rows(10, Row(kRowBytes));
+    std::vector<std::byte*> places;
+    for (Row& row : rows) places.push_back(row.data());
+    std::vector<std::uint8_t> found(10);
+    ASSERT_TRUE(cache.Peek(keys, places, found).ok());
+    for (Key key = 0; key < 10; ++key) ASSERT_EQ(rows[key], TrainedRow(key, 2)) << when;
+  };
+  EXPECT_EQ(fixture.stores[0]->size(), 0u);
+  expect_newer("both are in write buffers");
+  fixture.stores[0]->LetGo();
+  while (cache.stats().written_back == 0) std::this_thread::yield();
+  for (Key key = 0; key < 10; ++key) {
+    ASSERT_EQ(fixture.Stored(key), TrainedRow(key, 1)) << "the test is about this moment";
+  }
+  expect_newer("the older is in the store");
+  ASSERT_TRUE(cache.FlushDirty().ok());
+  for (Key key = 0; key < 10; ++key) ASSERT_EQ(fixture.Stored(key), TrainedRow(key, 2));
+}
+
 TEST(Hazard, TrainedInABatchWhilePinnedByTheNext) {
   for (const bool background : {false, true}) {
     Fixture fixture(kSmall, background);
@@ -327,6 +361,20 @@ TEST(Capacity, PinnedRowsDelayAShrinkAndTheNextPinReachesIt) {
   EXPECT_LE(cache.stats().used_bytes, 8 * kSmall);
 }
 
+TEST(Capacity, AFailedPinHoldsNothing) {
+  Fixture fixture(4 * kSmall, /*background=*/false);
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  TrainRange(&cache, 0, 100);
+  fixture.stores[0]->FailAt(0);
+  const auto failed = cache.Pin(KeyRange(50, cache.MaxPinnedRows()));
+  EXPECT_EQ(failed.status().code(), StatusCode::kIo);
+  EXPECT_EQ(cache.stats().pinned_rows, 0u);
+  EXPECT_EQ(cache.stats().rows, 50u) << "the others had to make room";
+  ASSERT_TRUE(cache.SetCapacity(kSmall).ok());
+  EXPECT_LE(cache.stats().used_bytes, kSmall);
+}
+
 TEST(Capacity, ABigBudgetWithASmallTableCostsLittle) {
   Fixture fixture(std::uint64_t{1} << 30, /*background=*/true);
   fixture.options.chunk_bytes = 0;
@@ -477,6 +525,7 @@ TEST(Concurrency, PinAheadWhileTrainingFlushingAndPeeking) {
 // The names that a crash test arms.
 TEST(SyncPoints, AreHit) {
   static std::atomic<int> before_write, after_write, before_read, evict, flush;
+  before_write = after_write = before_read = evict = flush = 0;
   SyncPoint::Arm([](std::string_view name) {
     before_write += name == "cache.writeback.before_write";
     after_write += name == "cache.writeback.after_write";
