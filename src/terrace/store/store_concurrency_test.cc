@@ -148,6 +148,31 @@ TEST(StoreHazard, ReaderOfAnOldCheckpointWhileItIsDropped) {
   ASSERT_OK(harness.CheckAll());
 }
 
+// The files of a write belong to the store before the index leads to their rows: a compaction must
+// not take those rows for stale.
+TEST(StoreHazard, CompactionWhileAWriteTakesEffect) {
+  MemoryFileSystem memory;
+  StoreOptions options = StoreHarness::TinyOptions();
+  options.background_compaction = true;  // So that Write itself does not compact.
+  StoreHarness harness(&memory, kQuota, options);
+  ASSERT_OK(harness.Create());
+  harness.key_range = 500;
+  SyncPoint::Arm([&](std::string_view name) {
+    if (name == "store.write.before_index") ASSERT_OK(harness.store()->CompactNow());
+  });
+  // Many small files, which are merged from the smallest on: that of a write of one row at once.
+  for (std::uint64_t i = 0; i < 150; ++i) {
+    ASSERT_OK(harness.Write(KeysFrom(harness, 3 * i, 3 * i + (i % 5 == 4 ? 1 : 5))));
+    if (i % 7 == 6) ASSERT_OK(harness.Erase(KeysFrom(harness, 3 * i, 3 * i + 1)));
+    ASSERT_OK(harness.CheckAll());
+  }
+  ASSERT_OK(harness.Commit());
+  ASSERT_OK(harness.Reopen(1));
+  ASSERT_OK(harness.CheckAll());
+  harness.Abandon();
+  SyncPoint::Arm(nullptr);
+}
+
 TEST(StoreHazard, WriteOvertakesCompaction) {
   MemoryFileSystem memory;
   StoreHarness harness(&memory, kQuota, StoreHarness::TinyOptions());

@@ -200,10 +200,10 @@ TEST(StoreCrash, RandomSeeds) {
 // The disk stops at each named moment, the second time that it comes.
 TEST(StoreCrash, AtEachSyncPoint) {
   for (const char* name :
-       {"store.write.before_data", "store.write.after_data", "store.commit.before_sync",
-        "store.commit.before_manifest", "store.commit.after_manifest", "store.compact.before_write",
-        "store.compact.before_publish", "store.compact.before_remove", "store.drop.before_manifest",
-        "store.drop.before_remove", "store.open.before_remove"}) {
+       {"store.write.before_data", "store.write.after_data", "store.write.before_index",
+        "store.commit.before_sync", "store.commit.before_manifest", "store.commit.after_manifest",
+        "store.compact.before_write", "store.compact.before_publish", "store.compact.before_remove",
+        "store.drop.before_manifest", "store.drop.before_remove", "store.open.before_remove"}) {
     SCOPED_TRACE(name);
     MemoryFileSystem memory;
     FaultyFileSystem fs(&memory, {});

@@ -186,6 +186,7 @@ void StoreImpl::Publish(std::span<const SortedKey> order, const std::vector<File
       if (deletion) file->live_deletions = file->info.rows;
     }
   }
+  SyncPoint::Hit("store.write.before_index");
   std::uint64_t hashes[kPublishBatch];
   Place places[kPublishBatch];
   std::size_t i = 0;
