@@ -277,18 +277,21 @@ Status RowCacheImpl::AllocateMissing(PinnedRows* pinned, Missing* missing) {
     }
     const std::size_t victims =
         std::min<std::size_t>(wanted - missing->rows.size(), victims_at_once_);
-    if (write_back_->Room() < victims) {
-      mu_.Unlock();
-      Status room = write_back_->MakeRoom(victims, /*cancellable=*/true);
-      mu_.Lock();
-      if (!room.ok()) return room;
-      continue;
+    {
+      const WriteBack::AppendScope appends(write_back_.get());
+      if (appends.room() >= victims) {
+        const std::size_t count = EvictGroup(victims, freed.data());
+        for (std::size_t i = 0; i < count; ++i) take(freed[i]);
+        held_rows_ += count;
+        needed_rows_ -= count;
+        evicted = true;
+        continue;
+      }
     }
-    const std::size_t count = EvictGroup(victims, freed.data());
-    for (std::size_t i = 0; i < count; ++i) take(freed[i]);
-    held_rows_ += count;
-    needed_rows_ -= count;
-    evicted = true;
+    mu_.Unlock();
+    Status room = write_back_->MakeRoom(victims, /*cancellable=*/true);
+    mu_.Lock();
+    if (!room.ok()) return room;
   }
   if (!evicted || options_.background_write_back) return OkStatus();
   mu_.Unlock();

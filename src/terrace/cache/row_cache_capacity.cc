@@ -81,17 +81,20 @@ Result<bool> RowCacheImpl::EmptyChunk(std::uint32_t chunk) {
       ++slot;
       continue;
     }
-    if (LoadFlags(arena_.entry(id)) == kDirtyFlag && write_back_->Room() == 0) {
-      mu_.Unlock();
-      Status made = write_back_->MakeRoom(1, /*cancellable=*/false);
-      mu_.Lock();
-      if (!made.ok()) return made;
-      continue;
+    {
+      const WriteBack::AppendScope appends(write_back_.get());
+      if (LoadFlags(arena_.entry(id)) != kDirtyFlag || appends.room() > 0) {
+        policy_->Forget(id);
+        Evict(id);
+        arena_.Free(id);
+        ++slot;
+        continue;
+      }
     }
-    policy_->Forget(id);
-    Evict(id);
-    arena_.Free(id);
-    ++slot;
+    mu_.Unlock();
+    Status made = write_back_->MakeRoom(1, /*cancellable=*/false);
+    mu_.Lock();
+    if (!made.ok()) return made;
   }
   return arena_.present(chunk) && arena_.closed(chunk) && arena_.used(chunk) == 0;
 }

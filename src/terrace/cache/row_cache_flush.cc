@@ -74,29 +74,30 @@ Status RowCacheImpl::FlushDirty() {
 
 Status RowCacheImpl::FlushChunk(std::uint32_t chunk) {
   MutexLock lock(&mu_);
-  std::size_t room = write_back_->Room();
-  for (std::uint32_t slot = 0; arena_.present(chunk) && slot < arena_.touched(chunk);) {
-    const EntryId id = arena_.id(chunk, slot);
+  for (std::uint32_t slot = 0; !AppendDirty(chunk, &slot);) {
+    mu_.Unlock();
+    Status made = write_back_->MakeRoom(1, /*cancellable=*/false);
+    mu_.Lock();
+    // The slot may have another row, or none, by now.
+    if (!made.ok()) return made;
+  }
+  return OkStatus();
+}
+
+bool RowCacheImpl::AppendDirty(std::uint32_t chunk, std::uint32_t* slot) {
+  const WriteBack::AppendScope appends(write_back_.get());
+  std::size_t room = appends.room();
+  for (; arena_.present(chunk) && *slot < arena_.touched(chunk); ++*slot) {
+    const EntryId id = arena_.id(chunk, *slot);
     Entry& entry = arena_.entry(id);
-    if (entry.place < kHeld || LoadFlags(entry) != kDirtyFlag) {
-      ++slot;
-      continue;
-    }
-    if (room == 0) {
-      mu_.Unlock();
-      Status made = write_back_->MakeRoom(1, /*cancellable=*/false);
-      mu_.Lock();
-      if (!made.ok()) return made;
-      room = write_back_->Room();
-      continue;  // The slot may have another row, or none, by now.
-    }
+    if (entry.place < kHeld || LoadFlags(entry) != kDirtyFlag) continue;
+    if (room == 0) return false;
     write_back_->Append(entry.key, arena_.row(id));
     StoreFlags(entry, 0);
     dirty_rows_.fetch_sub(1, std::memory_order_relaxed);
     --room;
-    ++slot;
   }
-  return OkStatus();
+  return true;
 }
 
 std::uint64_t RowCacheImpl::dirty_bytes() const {

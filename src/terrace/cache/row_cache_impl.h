@@ -88,6 +88,9 @@ class RowCacheImpl final : public RowCache {
                   std::span<std::uint8_t> found, std::vector<std::size_t>* missing) const
       TERRACE_EXCLUDES(mu_);
   Status FlushChunk(std::uint32_t chunk) TERRACE_EXCLUDES(mu_);
+  // Copies dirty rows of a chunk from *slot on to the write buffers; false: these are full, and
+  // *slot is where to go on.
+  bool AppendDirty(std::uint32_t chunk, std::uint32_t* slot) TERRACE_REQUIRES(mu_);
 
   // Gives the memory of closed chunks without held rows back. May release mu_.
   Status ReleaseClosed() TERRACE_REQUIRES(mu_);

@@ -82,9 +82,21 @@ std::size_t WriteBack::RoomLocked() const {
   return room;
 }
 
-std::size_t WriteBack::Room() const {
+std::size_t WriteBack::BeginAppends() {
   MutexLock lock(&mu_);
+  TERRACE_CHECK(!appending_);
+  appending_ = true;
   return RoomLocked();
+}
+
+void WriteBack::EndAppends() {
+  MutexLock lock(&mu_);
+  appending_ = false;
+  written_.NotifyAll();
+}
+
+void WriteBack::WaitForAppends() {
+  while (appending_) written_.Wait(&mu_);
 }
 
 std::uint32_t WriteBack::FindPlace(Key key) const {
@@ -218,7 +230,13 @@ Status WriteBack::MakeRoom(std::size_t rows, bool cancellable) {
   MutexLock lock(&mu_);
   while (RoomLocked() < rows) {
     // What is being filled may be too small a rest of a buffer.
-    if (queue_.empty()) Submit();
+    if (queue_.empty()) {
+      if (appending_) {
+        WaitForAppends();
+        continue;
+      }
+      Submit();
+    }
     TERRACE_RETURN_IF_ERROR(WaitForSequence(written_sequence_ + 1, cancellable));
   }
   return OkStatus();
@@ -227,12 +245,14 @@ Status WriteBack::MakeRoom(std::size_t rows, bool cancellable) {
 Status WriteBack::WriteNow() {
   if (options_.background) return OkStatus();
   MutexLock lock(&mu_);
+  WaitForAppends();
   Submit();
   return WaitForSequence(submitted_, /*cancellable=*/false);
 }
 
 Status WriteBack::Flush() {
   MutexLock lock(&mu_);
+  WaitForAppends();
   Submit();
   if (!failure_.ok()) {
     failure_ = OkStatus();

@@ -36,9 +36,25 @@ class WriteBack {
                                                    std::vector<Store*> stores);
   ~WriteBack();  // Ends after the write in flight; what is not written is lost.
 
-  // Rows that can be appended now.
-  std::size_t Room() const TERRACE_EXCLUDES(mu_);
-  // Copies a row; replaces an older version that is not yet being written. REQUIRES: Room() > 0.
+  // While one lives, nothing but its owner's Append() takes of the room: another thread's Flush()
+  // or MakeRoom() would submit a part-filled buffer under the appender's feet, and waits for its
+  // end instead. Its owner blocks on nothing meanwhile. One at a time.
+  class AppendScope {
+   public:
+    explicit AppendScope(WriteBack* write_back)
+        : write_back_(write_back), room_(write_back->BeginAppends()) {}
+    ~AppendScope() { write_back_->EndAppends(); }
+    AppendScope(const AppendScope&) = delete;
+    AppendScope& operator=(const AppendScope&) = delete;
+    std::size_t room() const { return room_; }  // Rows that could be appended at its beginning.
+
+   private:
+    WriteBack* const write_back_;
+    const std::size_t room_;
+  };
+
+  // Copies a row; replaces an older version that is not yet being written. REQUIRES: an AppendScope
+  // of the caller, with room left.
   void Append(Key key, const std::byte* row) TERRACE_EXCLUDES(mu_);
   // Waits until `rows` (at most buffer_rows) can be appended; without a thread it writes.
   // cancellable: Cancel() ends it with its cause. Fails with the failure of a write.
@@ -79,6 +95,10 @@ class WriteBack {
   }
   std::uint32_t FindPlace(Key key) const TERRACE_REQUIRES(mu_);
   std::size_t RoomLocked() const TERRACE_REQUIRES(mu_);
+  std::size_t BeginAppends() TERRACE_EXCLUDES(mu_);
+  void EndAppends() TERRACE_EXCLUDES(mu_);
+  // Until no AppendScope lives.
+  void WaitForAppends() TERRACE_REQUIRES(mu_);
   void Submit() TERRACE_REQUIRES(mu_);
   // Writes the oldest submitted buffer, mu_ released meanwhile. REQUIRES: there is one, no failure,
   // and nobody writes.
@@ -96,7 +116,7 @@ class WriteBack {
 
   mutable Mutex mu_;
   CondVar work_;     // For the thread: a buffer was submitted, a failure cleared, stop.
-  CondVar written_;  // A write has ended; cancelled.
+  CondVar written_;  // A write or an AppendScope has ended; cancelled.
   EntryMap map_ TERRACE_GUARDED_BY(mu_);  // Place of the newest version: buffer * 2^24 + index.
   std::deque<std::uint32_t> queue_ TERRACE_GUARDED_BY(mu_);  // Submitted, the oldest first.
   std::vector<std::uint32_t> idle_ TERRACE_GUARDED_BY(mu_);
@@ -106,6 +126,7 @@ class WriteBack {
   std::uint64_t unwritten_rows_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t written_rows_ TERRACE_GUARDED_BY(mu_) = 0;
   bool writing_ TERRACE_GUARDED_BY(mu_) = false;
+  bool appending_ TERRACE_GUARDED_BY(mu_) = false;  // An AppendScope lives.
   bool stop_ TERRACE_GUARDED_BY(mu_) = false;
   Status failure_ TERRACE_GUARDED_BY(mu_);
   Status cancelled_ TERRACE_GUARDED_BY(mu_);
