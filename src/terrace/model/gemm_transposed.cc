@@ -28,7 +28,15 @@ constexpr std::size_t kTileWidth = 2 * kLanes;
 // Depth of a pass: kTileWidth columns of B of this depth stay in the L1 cache (32 KiB).
 constexpr std::size_t kDepth = 256;
 
-using Lanes = float __attribute__((vector_size(kLanes * sizeof(float)), aligned(4)));
+using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
+
+// Of any alignment.
+inline Lanes Load(const float* from) {
+  Lanes lanes;
+  std::memcpy(&lanes, from, sizeof lanes);
+  return lanes;
+}
+inline void Store(const Lanes& lanes, float* to) { std::memcpy(to, &lanes, sizeof lanes); }
 
 // tile = A (depth, kTileLines), lines `a_stride` apart, transposed times B panel (depth,
 // kTileWidth).
@@ -43,17 +51,16 @@ inline __attribute__((always_inline)) void MultiplyTile(std::size_t depth, const
   (__builtin_prefetch(c + line * ldc, 1), ...);
   (__builtin_prefetch(c + line * ldc + kLanes, 1), ...);
   for (std::size_t l = 0; l < depth; ++l) {
-    const Lanes b0 = *reinterpret_cast<const Lanes*>(b);
-    const Lanes b1 = *reinterpret_cast<const Lanes*>(b + kLanes);
+    const Lanes b0 = Load(b);
+    const Lanes b1 = Load(b + kLanes);
     ((left[line] += a[line] * b0, right[line] += a[line] * b1), ...);
     a += a_stride;
     b += kTileWidth;
   }
   const auto store = [&](std::size_t i, const Lanes& x, const Lanes& y) {
-    auto* to = reinterpret_cast<Lanes*>(c + i * ldc);
-    auto* next = reinterpret_cast<Lanes*>(c + i * ldc + kLanes);
-    *to = add ? *to + x : x;
-    *next = add ? *next + y : y;
+    float* to = c + i * ldc;
+    Store(add ? Load(to) + x : x, to);
+    Store(add ? Load(to + kLanes) + y : y, to + kLanes);
   };
   (store(line, left[line], right[line]), ...);
 }
