@@ -128,8 +128,10 @@ bool BenchLayer(bool tiny, std::size_t examples, std::size_t in, std::size_t out
   const std::size_t stride = in;
   Buffer x(examples * stride, 1), weight(in * out, 2), y(examples * out, 3);
   const double flops = 2.0 * static_cast<double>(examples * in * out);
-  const std::string name = "  " + std::to_string(examples) + " x " + std::to_string(in) + " x " +
-                           std::to_string(out) + " ";
+  std::string name = "  ";
+  for (const std::size_t size : {examples, in, out})
+    name.append(std::to_string(size)).append(" x ");
+  name.replace(name.size() - 2, 2, "");
   bool right = true;
   const auto run = [&](const char* what, Transpose ta, Transpose tb, std::size_t m, std::size_t n,
                        std::size_t k, Buffer& a, std::size_t lda, Buffer& b, std::size_t ldb,
@@ -168,13 +170,13 @@ bool BenchStep(bool tiny, std::uint32_t examples, const NetworkInputSpec& inputs
   }
   double width = inputs.width(), flops = 0;
   std::string name = "step ";
-  name += std::to_string(examples) + ": " + std::to_string(inputs.width());
+  name.append(std::to_string(examples)).append(": ").append(std::to_string(inputs.width()));
   for (std::size_t i = 0; i < spec.hidden.size(); ++i) {
     // The first layer gives no gradient to the dense features.
     flops +=
         2.0 * examples * spec.hidden[i] * (2 * width + (i == 0 ? inputs.embedding_width : width));
     width = spec.hidden[i];
-    name += "-" + std::to_string(spec.hidden[i]);
+    name.append("-").append(std::to_string(spec.hidden[i]));
   }
   bool right = true;
   NetworkContext* contexts[] = {context->get()};
