@@ -73,22 +73,23 @@ bool StoreImpl::CompactionDue() const {
 }
 
 void StoreImpl::PickInputs(bool freeing_only, Compaction* round) {
-  std::vector<FilePtr> candidates;
+  std::vector<std::pair<double, FilePtr>> shares;
   std::vector<FilePtr> small;
   for (const FilePtr& file : slots_) {
     if (file == nullptr || !file->live || file->publishing) continue;
     if (freeing_only && file->named_by > 0) continue;
-    if (ReclaimableShare(*file) > options_.stale_share) {
-      candidates.push_back(file);
+    if (const double share = ReclaimableShare(*file); share > options_.stale_share) {
+      shares.emplace_back(share, file);
     } else if (IsSmall(*file, rows_per_file_)) {
       small.push_back(file);
     }
   }
   // Where most is gained first.
-  std::sort(candidates.begin(), candidates.end(), [this](const FilePtr& a, const FilePtr& b) {
-    const double share_a = ReclaimableShare(*a), share_b = ReclaimableShare(*b);
-    return share_a != share_b ? share_a > share_b : a->info.id < b->info.id;
+  std::sort(shares.begin(), shares.end(), [](const auto& x, const auto& y) {
+    return x.first != y.first ? x.first > y.first : x.second->info.id < y.second->info.id;
   });
+  std::vector<FilePtr> candidates;
+  for (auto& [share, file] : shares) candidates.push_back(std::move(file));
   if (small.size() > kMostSmallFiles) {
     std::sort(small.begin(), small.end(), [](const FilePtr& a, const FilePtr& b) {
       return a->info.rows != b->info.rows ? a->info.rows < b->info.rows : a->info.id < b->info.id;
