@@ -13,10 +13,8 @@
 #include "terrace/cache/row_cache.h"
 #include "terrace/cache/testing/cache_fixture.h"
 
-namespace terrace {
+namespace terrace::cache_testing {
 namespace {
-
-using namespace cache_testing;  // NOLINT: the test is written in its words.
 
 constexpr std::uint64_t kSmall = 128 << 10;  // Bytes; about a thousand rows.
 
@@ -582,4 +580,4 @@ TEST(Policy, RecentRowsSurviveFrequentOnesOfTheLru) {
 }
 
 }  // namespace
-}  // namespace terrace
+}  // namespace terrace::cache_testing

@@ -14,10 +14,8 @@
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/store/store.h"
 
-namespace terrace {
+namespace terrace::cache_testing {
 namespace {
-
-using namespace cache_testing;  // NOLINT: the test is written in its words.
 
 constexpr std::uint32_t kShards = 2;
 constexpr std::uint64_t kCapacity = 96 << 10;  // Bytes; some hundreds of rows.
@@ -159,4 +157,4 @@ TEST(RowCacheOverStores, DirtyBytesBoundWhatAFlushWrites) {
 }
 
 }  // namespace
-}  // namespace terrace
+}  // namespace terrace::cache_testing

@@ -9,10 +9,8 @@
 #include "terrace/base/rng.h"
 #include "terrace/cache/testing/cache_fixture.h"
 
-namespace terrace {
+namespace terrace::cache_testing {
 namespace {
-
-using namespace cache_testing;  // NOLINT: the test is written in its words.
 
 std::uint64_t LeastCapacity(bool background, int shards) {
   std::uint64_t low = 0, high = 1 << 20;
@@ -180,4 +178,4 @@ TEST(RowCacheModel, AgreesWithAMapAtEveryCapacity) {
 }
 
 }  // namespace
-}  // namespace terrace
+}  // namespace terrace::cache_testing
