@@ -89,7 +89,7 @@ Status LoadedRun::OpenRows(FileSystem* fs) {
   for (const TablePlan& table : plan_->tables) {
     input.row_bytes_max = std::max(input.row_bytes_max, table.schema.row_bytes());
   }
-  input.read_ahead_bytes = job_.train_data.read_ahead_bytes;
+  input.source_bytes = source_->MemoryBytes();
   TERRACE_ASSIGN_OR_RETURN(memory_, PlanMemory(input));
   RunStores::Options options;
   options.io_buffer_bytes = memory_.io_buffer_bytes;

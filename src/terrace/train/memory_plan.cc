@@ -53,11 +53,10 @@ MemoryPlan FixedPart(const MemoryPlanInput& input) {
   if (input.validates) plan.transient_bytes += 8 * kMiB;
   const std::uint64_t before = plan.resident_bytes + plan.slack_bytes + plan.transient_bytes;
   const std::uint64_t rest = input.budget_bytes > before ? input.budget_bytes - before : 0;
-  plan.read_ahead_bytes = std::clamp<std::uint64_t>(rest / 40, kMiB / 2, input.read_ahead_bytes);
   const std::uint64_t io = rest / 8 / (3 * std::uint64_t{input.stores});
   plan.io_buffer_bytes = std::clamp<std::uint64_t>(io, kMiB / 4, 8 * kMiB) / 4096 * 4096;
   plan.io_bytes = 3 * std::uint64_t{input.stores} * plan.io_buffer_bytes +
-                  (input.validates ? 4 : 2) * plan.read_ahead_bytes;
+                  (input.validates ? 2 : 1) * input.source_bytes;
   return plan;
 }
 

@@ -23,20 +23,19 @@ struct MemoryPlanInput {
   std::vector<std::size_t> channel_capacities;  // Empty at depth 0.
   std::uint32_t row_bytes_max = 0;              // The widest table's.
   std::uint64_t dense_state_bytes = 0;          // A copy of it is made for a checkpoint.
-  std::uint64_t read_ahead_bytes = 0;           // Asked for.
   std::uint64_t index_bytes = 0;                // Of the stores now; more after a resume.
-  bool validates = false;
+  std::uint64_t source_bytes = 0;  // Of one source: read-ahead, archive, shuffling window.
+  bool validates = false;          // A second source is open at times.
 };
 
 struct MemoryPlan {
   std::uint64_t budget_bytes = 0;
-  std::uint64_t resident_bytes = 0;    // Code, network and contexts.
-  std::uint64_t slack_bytes = 0;       // For what nobody counts: allocator, stacks, page tables.
-  std::uint64_t transient_bytes = 0;   // Checkpoint copies, metrics, validation.
-  std::uint64_t read_ahead_bytes = 0;  // Of one source; decompression has as much again.
-  std::uint64_t io_buffer_bytes = 0;   // Of one store and use; a store has three.
-  std::uint64_t io_bytes = 0;          // All of them.
-  std::uint32_t batch = 0;             // Examples, adapted; a multiple of minibatch.
+  std::uint64_t resident_bytes = 0;   // Code, network and contexts.
+  std::uint64_t slack_bytes = 0;      // For what nobody counts: allocator, stacks, page tables.
+  std::uint64_t transient_bytes = 0;  // Checkpoint copies, metrics, validation.
+  std::uint64_t io_buffer_bytes = 0;  // Of one store and use; a store has three.
+  std::uint64_t io_bytes = 0;         // All of them.
+  std::uint32_t batch = 0;            // Examples, adapted; a multiple of minibatch.
   std::uint64_t batches_bytes =
       0;  // Batches and working sets in flight, rows not counted, and the planner's map.
   std::uint64_t rows_bytes =

@@ -257,7 +257,7 @@ Status TrainingRun::Validate() {
   validation_due_ = true;
   const double start = clock_->MonotonicSeconds();
   DataOptions options = job_.validation_data;
-  options.read_ahead_bytes = memory_.read_ahead_bytes;
+  options.read_ahead_bytes = train_read_ahead_bytes_;
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<ExampleSource> source, OpenSource(fs_, options));
   PeekProvider rows(cache_pointers_, &*plan_, 4 * kMiB);
   ClickMetrics metrics;

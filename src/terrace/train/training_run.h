@@ -98,6 +98,7 @@ class TrainingRun {
 
   // Set by Prepare, constant afterwards; destroyed in reverse order.
   bool already_finished_ = false;
+  std::uint64_t train_read_ahead_bytes_ = 0;
   std::unique_ptr<ExampleSource> source_;
   std::optional<ModelPlan> plan_;
   std::unique_ptr<Network> network_;

@@ -45,7 +45,8 @@ Status TrainingRun::Prepare(RunMode mode) {
 Status TrainingRun::OpenInputs() {
   DataOptions train = job_.train_data;
   train.read_ahead_bytes =
-      std::clamp<std::uint64_t>(job_.memory.budget_bytes / 128, kMiB, train.read_ahead_bytes);
+      std::min(train.read_ahead_bytes, std::max(kMiB, job_.memory.budget_bytes / 128));
+  train_read_ahead_bytes_ = train.read_ahead_bytes;
   TERRACE_ASSIGN_OR_RETURN(source_, OpenSource(fs_, train));
   if (job_.has_validation) {
     TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<ExampleSource> validation,
@@ -99,7 +100,7 @@ Status TrainingRun::MakeMemoryPlan() {
     input.row_bytes_max = std::max(input.row_bytes_max, table.schema.row_bytes());
   }
   input.dense_state_bytes = network_->ParameterBytes();
-  input.read_ahead_bytes = job_.train_data.read_ahead_bytes;
+  input.source_bytes = source_->MemoryBytes();
   input.validates = job_.has_validation;
   TERRACE_ASSIGN_OR_RETURN(memory_, PlanMemory(input));
   return OkStatus();
