@@ -147,7 +147,8 @@ void Reader::Walk(const JobNode& node, const Path& path) {
     }
     return;
   }
-  for (const auto& [name, child] : node.entries) {
+  for (const JobNode& child : node.entries) {
+    const std::string& name = child.name;
     if (legal[0] != "*" && std::find(legal.begin(), legal.end(), name) == legal.end()) {
       ReportUnknown(child, path, name);
       continue;
@@ -223,7 +224,8 @@ Job Reader::Read() {
   // What others take their defaults from comes first.
   set_all([](const std::string& path) { return path.starts_with("table."); });
   if (const JobNode* tables = tree_.Find("tables")) {
-    for (const auto& [name, node] : tables->entries) {
+    for (const JobNode& node : tables->entries) {
+      const std::string& name = node.name;
       if (!LegalName(name) || name == "default") {
         problems_->Add(node.origin,
                        name == "default"
@@ -238,8 +240,13 @@ Job Reader::Read() {
     }
   }
   if (const JobNode* slots = tree_.Find("slots")) {
-    for (const auto& [name, node] : slots->entries) {
-      if (!name.empty()) job_.slots[name] = SlotJob();
+    for (const JobNode& node : slots->entries) {
+      const std::string& name = node.name;
+      if (name.empty()) {
+        problems_->Add(node.origin, "slots: a name is empty");
+      } else {
+        job_.slots[name] = SlotJob();
+      }
     }
   }
   job_.wide_optimizer = job_.table.optimizer;

@@ -73,7 +73,8 @@ struct Converter {
         problems->Add(origin, fmt::format("'{}' is given twice", name));
         continue;
       }
-      result->entries.emplace_back(name, Convert(entry.second, origin, depth + 1));
+      result->entries.push_back(Convert(entry.second, origin, depth + 1));
+      result->entries.back().name = name;
     }
   }
 };
@@ -122,10 +123,12 @@ bool EnterMap(const std::string& name, const JobOrigin& origin, JobNode* node) {
   base.kind = JobNode::Kind::kScalar;
   base.scalar = std::move(node->scalar);
   base.origin = node->origin;
+  base.name = "base";
   *node = JobNode();
   node->kind = JobNode::Kind::kMap;
+  node->name = name;
   node->origin = origin;
-  node->entries.emplace_back("base", std::move(base));
+  node->entries.push_back(std::move(base));
   return true;
 }
 
@@ -151,9 +154,9 @@ std::size_t EditDistance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-const JobNode* JobNode::Find(std::string_view name) const {
-  for (const auto& [key, node] : entries) {
-    if (key == name) return &node;
+const JobNode* JobNode::Find(std::string_view entry_name) const {
+  for (const JobNode& entry : entries) {
+    if (entry.name == entry_name) return &entry;
   }
   return nullptr;
 }
@@ -215,15 +218,16 @@ void ApplyOverride(const std::string& override_text, std::size_t index, JobNode*
       return;
     }
     auto found = std::find_if(node->entries.begin(), node->entries.end(),
-                              [&part](const auto& entry) { return entry.first == part; });
+                              [&part](const JobNode& entry) { return entry.name == part; });
     if (found == node->entries.end()) {
-      node->entries.emplace_back(part, JobNode());
-      found = node->entries.end() - 1;
-      found->second.origin = origin;
+      found = node->entries.insert(node->entries.end(), JobNode());
+      found->name = part;
+      found->origin = origin;
     }
-    node = &found->second;
+    node = &*found;
     entered = part;
   }
+  value.name = node->name;
   *node = std::move(value);
 }
 

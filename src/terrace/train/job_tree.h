@@ -25,10 +25,11 @@ struct JobNode {
   JobOrigin origin;
   std::string scalar;
   std::vector<JobNode> items;
-  std::vector<std::pair<std::string, JobNode>>
-      entries;  // In the order of the file; names distinct.
+  // Of a map, in the order of the file, each with its name; names are distinct.
+  std::vector<JobNode> entries;
+  std::string name;  // As an entry of a map.
 
-  const JobNode* Find(std::string_view name) const;
+  const JobNode* Find(std::string_view entry_name) const;
 };
 
 // What is wrong with a job, collected so that a user sees all of it at once.
