@@ -12,6 +12,7 @@
 #include "terrace/base/thread.h"
 #include "terrace/cache/row_cache.h"
 #include "terrace/cache/testing/cache_fixture.h"
+#include "terrace/cache/write_back.h"
 
 namespace terrace::cache_testing {
 namespace {
@@ -118,6 +119,68 @@ TEST(Hazard, TwoVersionsOfARowAreOnTheirWayAndTheNewerOneIsSeen) {
   expect_newer("the older is in the store");
   ASSERT_TRUE(cache.FlushDirty().ok());
   for (Key key = 0; key < 10; ++key) ASSERT_EQ(fixture.Stored(key), TrainedRow(key, 2));
+}
+
+// A flush would submit a half-full buffer between an eviction's look at the room and its copies.
+TEST(Hazard, AFlushTakesNoRoomFromUnderAnEviction) {
+  FakeStore store(kRowBytes);
+  auto made = WriteBack::Create({.row_bytes = kRowBytes, .buffer_rows = 10}, {&store});
+  ASSERT_TRUE(made.ok());
+  WriteBack& write_back = **made;
+  const Row row = InitialRow(1);
+  store.HoldWrites();
+  {
+    const WriteBack::AppendScope appends(&write_back);
+    for (Key key = 0; key < 13; ++key) write_back.Append(key, row.data());
+  }
+  store.WaitForHeldWrite();  // One buffer is in flight, the other holds three rows.
+  std::atomic<bool> started{false};
+  Status flushed;
+  Thread flusher;
+  {
+    const WriteBack::AppendScope appends(&write_back);
+    ASSERT_EQ(appends.room(), 7u);
+    flusher = Thread("flusher", ThreadPriority::kNormal, [&] {
+      started = true;
+      flushed = write_back.Flush();
+    });
+    while (!started) std::this_thread::yield();
+    for (int i = 0; i < 1000; ++i) std::this_thread::yield();  // It gets as far as it can.
+    for (Key key = 13; key < 20; ++key) write_back.Append(key, row.data());
+  }
+  store.LetGo();
+  flusher.Join();
+  EXPECT_TRUE(flushed.ok());
+  EXPECT_EQ(store.size(), 20u);
+}
+
+TEST(Hazard, FlushBesideEvictions) {
+  for (const bool background : {false, true}) {
+    Fixture fixture(kSmall, background);
+    ASSERT_TRUE(fixture.Open().ok());
+    RowCache& cache = *fixture.cache;
+    const std::size_t all = cache.MaxPinnedRows();
+    constexpr int kRounds = 40;
+    for (int round = 0; round < kRounds; ++round) {
+      TrainRange(&cache, 0, all);
+      std::atomic<bool> done{false};
+      Thread puller("puller", ThreadPriority::kNormal, [&] {
+        // Held, so that each takes the place of a trained row.
+        std::vector<PinnedRows> held;
+        for (Key next = 1'000'000; held.size() < 30; next += 31) {
+          held.push_back(PinOrDie(&cache, KeyRange(next, 31)));
+        }
+        done = true;
+      });
+      while (!done) {
+        const Status flushed = cache.FlushDirty();
+        EXPECT_TRUE(flushed.ok()) << flushed.ToString();
+      }
+      puller.Join();
+    }
+    ASSERT_TRUE(cache.FlushDirty().ok());
+    for (Key key = 0; key < all; ++key) ASSERT_EQ(fixture.Stored(key), TrainedRow(key, kRounds));
+  }
 }
 
 TEST(Hazard, TrainedInABatchWhilePinnedByTheNext) {
