@@ -24,6 +24,25 @@ std::uint64_t WorkItem::MemoryBytes() const {
   return bytes;
 }
 
+void WorkItem::Clear() {
+  batch.reset();
+  local_row.clear();
+  for (TableWork& table : tables) {
+    table.pinned.Release();
+    table.keys.clear();
+    table.row_begin.clear();
+    table.rows.clear();
+    table.inverse_begin.clear();
+    table.occurrence_begin.clear();
+    table.example.clear();
+    table.input_offset.clear();
+    table.value.clear();
+    table.places.clear();
+  }
+  minibatch_size = first_example = end_example = first_minibatch = minibatches = 0;
+  last_of_batch = false;
+}
+
 // Open addressing by the mixed hash. A slot whose stamp is older than the current working set is
 // free, so that a new set starts without clearing the map.
 class KeyPlanner::KeyMap {
@@ -102,7 +121,7 @@ Result<std::unique_ptr<WorkItem>> KeyPlanner::Plan(std::shared_ptr<const Batch> 
     minibatch_stamp_ = 0;
   }
   set_stamp_ = minibatch_stamp_ + 1;
-  auto item = std::make_unique<WorkItem>();
+  std::unique_ptr<WorkItem> item = TakeItem();
   item->minibatch_size = minibatch_size_;
   item->first_example = first_example;
   item->end_example = first_example;
@@ -134,6 +153,21 @@ Result<std::unique_ptr<WorkItem>> KeyPlanner::Plan(std::shared_ptr<const Batch> 
   }
   item->last_of_batch = item->end_example == item->batch->examples;
   return item;
+}
+
+std::unique_ptr<WorkItem> KeyPlanner::TakeItem() {
+  MutexLock lock(&spare_mu_);
+  if (spare_.empty()) return std::make_unique<WorkItem>();
+  std::unique_ptr<WorkItem> item = std::move(spare_.back());
+  spare_.pop_back();
+  return item;
+}
+
+void KeyPlanner::Recycle(std::unique_ptr<WorkItem> item) {
+  item->Clear();
+  MutexLock lock(&spare_mu_);
+  // One is used while one waits: more would only hold memory.
+  if (spare_.size() < 2) spare_.push_back(std::move(item));
 }
 
 bool KeyPlanner::AddMinibatch(WorkItem* item, std::uint32_t begin, std::uint32_t end,

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "terrace/base/ids.h"
+#include "terrace/base/mutex.h"
 #include "terrace/base/status.h"
 #include "terrace/data/batch.h"
 #include "terrace/pipeline/work_item.h"
@@ -39,10 +40,15 @@ class KeyPlanner {
                                          std::uint32_t first_example, std::uint32_t first_minibatch,
                                          std::span<const std::size_t> max_rows);
 
+  // Takes back an item whose work is done, for its memory. Any thread.
+  void Recycle(std::unique_ptr<WorkItem> item) TERRACE_EXCLUDES(spare_mu_);
+
   std::uint64_t MemoryBytes() const;
 
  private:
   class KeyMap;
+
+  std::unique_ptr<WorkItem> TakeItem() TERRACE_EXCLUDES(spare_mu_);
 
   // Appends one mini-batch. False: a table is beyond its limit; the item is as before.
   bool AddMinibatch(WorkItem* item, std::uint32_t begin, std::uint32_t end,
@@ -58,6 +64,8 @@ class KeyPlanner {
   std::uint32_t minibatch_stamp_ = 0;  // Number of the current mini-batch over the planner's life.
   std::uint32_t set_stamp_ = 1;        // The first stamp of the current working set.
   std::vector<std::vector<std::uint32_t>> counts_;  // (tables)(local rows) scratch of Invert
+  Mutex spare_mu_;
+  std::vector<std::unique_ptr<WorkItem>> spare_ TERRACE_GUARDED_BY(spare_mu_);
 };
 
 }  // namespace terrace

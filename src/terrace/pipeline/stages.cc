@@ -101,6 +101,7 @@ Status TrainStage::Process(std::unique_ptr<WorkItem> item, const Emit& /*emit*/,
   }
   if (item->minibatches == 0) status = train_(item.get(), 0);
   MarkTrained(item.get(), trained);
+  if (status.ok() && recycle_) recycle_(std::move(item));
   return status;
 }
 

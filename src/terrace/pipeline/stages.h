@@ -52,6 +52,8 @@ class PullStage final : public Stage {
   const std::string& name() const override { return name_; }
   Status Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* done) override;
   void Cancel(const Status& cause) override;
+  // Takes back an item whose work is done, for its memory. Any thread.
+  void Recycle(std::unique_ptr<WorkItem> item) { planner_.Recycle(std::move(item)); }
   std::uint64_t MemoryBytes() const {
     return planner_bytes_.load(std::memory_order_relaxed);
   }  // A gauge.
@@ -83,7 +85,10 @@ class HostStage final : public Stage {
 class TrainStage final : public Stage {
  public:
   using Train = std::function<Status(WorkItem* item, std::uint32_t minibatch)>;
-  explicit TrainStage(Train train) : train_(std::move(train)) {}
+  // recycle, if given, gets each item that is done, for its memory.
+  using Recycle = std::function<void(std::unique_ptr<WorkItem>)>;
+  explicit TrainStage(Train train, Recycle recycle = nullptr)
+      : train_(std::move(train)), recycle_(std::move(recycle)) {}
   const std::string& name() const override { return name_; }
   Status Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* done) override;
   void Cancel(const Status& cause) override;
@@ -91,6 +96,7 @@ class TrainStage final : public Stage {
  private:
   const std::string name_ = "train";
   const Train train_;
+  const Recycle recycle_;
   std::atomic<bool> cancelled_{false};
 };
 

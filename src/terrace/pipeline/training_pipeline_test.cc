@@ -108,15 +108,17 @@ Outcome Train(const Setting& setting) {
   ReadStage read(source->get(), setting.batch, kMinibatch);
   PullStage pull(pull_options, {cache->get()});
   HostStage stage;
-  TrainStage train([&](WorkItem* item, std::uint32_t m) -> Status {
-    if (item->minibatches == 0) return OkStatus();
-    auto predictions =
-        (*executor)->Train(*item, m, rates, seen, [](std::uint32_t) { return std::string("log"); });
-    TERRACE_RETURN_IF_ERROR(predictions.status());
-    for (const SlicePrediction& slice : *predictions) outcome.loss += slice.logloss_sum;
-    seen += item->MinibatchEnd(m) - item->MinibatchBegin(m);
-    return OkStatus();
-  });
+  TrainStage train(
+      [&](WorkItem* item, std::uint32_t m) -> Status {
+        if (item->minibatches == 0) return OkStatus();
+        auto predictions = (*executor)->Train(*item, m, rates, seen,
+                                              [](std::uint32_t) { return std::string("log"); });
+        TERRACE_RETURN_IF_ERROR(predictions.status());
+        for (const SlicePrediction& slice : *predictions) outcome.loss += slice.logloss_sum;
+        seen += item->MinibatchEnd(m) - item->MinibatchBegin(m);
+        return OkStatus();
+      },
+      [&](std::unique_ptr<WorkItem> item) { pull.Recycle(std::move(item)); });
   Pipeline pipeline({&read, &pull, &stage, &train},
                     std::vector<std::size_t>(setting.depth == 0 ? 0 : 3, setting.depth),
                     Clock::Real());

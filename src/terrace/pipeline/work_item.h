@@ -62,6 +62,10 @@ struct WorkItem {
     return end < end_example ? end : end_example;
   }
   std::uint64_t MemoryBytes() const;
+
+  // Gives back what it pins and its batch, and empties its lists but keeps their memory, for the
+  // next working set: to take fresh pages from the system for each costs more than to fill them.
+  void Clear();
 };
 
 }  // namespace terrace

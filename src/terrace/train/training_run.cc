@@ -195,11 +195,13 @@ Result<TrainOutcome> TrainingRun::Run() {
   options.before_pull = [this] { return BeforePull(); };
   PullStage pull(options, cache_pointers_);
   HostStage stage;
-  TrainStage train([this](WorkItem* item, std::uint32_t m) {
-    const Status status = TrainMinibatch(item, m);
-    if (item->first_minibatch + m == 0 && minibatches_since_start_ > 1) AdaptChannels();
-    return status;
-  });
+  TrainStage train(
+      [this](WorkItem* item, std::uint32_t m) {
+        const Status status = TrainMinibatch(item, m);
+        if (item->first_minibatch + m == 0 && minibatches_since_start_ > 1) AdaptChannels();
+        return status;
+      },
+      [&pull](std::unique_ptr<WorkItem> item) { pull.Recycle(std::move(item)); });
   Status status;
   start_examples_ = cursor_.examples;
   const bool all_done =
