@@ -3,19 +3,20 @@
 MIB = 1 << 20
 
 # Rows that do not fit: 26 slots of mostly distinct keys, wide rows, two epochs, so that what the first
-# epoch evicted is read again in the second. Seconds to run, yet several hundred MiB of rows.
+# epoch evicted is read again in the second. Seconds to run, yet more than 100 MiB of rows.
 EVICTING_ROWS = 12_000
 EVICTING_LOG = dict(seed=3, cardinality=40_000, zipf=0.6)
-SMALL_BUDGET = "320MiB"
-LARGE_BUDGET = "3GiB"
+LEAST_BUDGET = "96MiB"
+SMALL_BUDGET = "128MiB"
+LARGE_BUDGET = "2GiB"
 
 
-def evicting(train, validation=(), **more):
+def evicting(train, validation_files=(), **more):
     """A job whose model is larger than the memory of SMALL_BUDGET."""
     job = {
         "seed": 11,
         "data": {"format": "criteo", "train": [str(p) for p in train],
-                 "validation": [str(p) for p in validation], "epochs": 2},
+                 "validation": [str(p) for p in validation_files], "epochs": 2},
         "table": {"dim": 64, "optimizer": {"type": "adagrad", "learning_rate": 0.05}},
         "network": {"type": "dnn", "hidden": [32, 16]},
         "training": {"batch": 2048, "minibatch": 256, "threads": 2},
@@ -28,9 +29,9 @@ def evicting(train, validation=(), **more):
     return job
 
 
-def tiny(train, validation=(), **more):
+def tiny(train, validation_files=(), **more):
     """A job that is done in well under a second of training."""
-    job = evicting(train, validation)
+    job = evicting(train, validation_files)
     job["table"]["dim"] = 8
     job["data"]["epochs"] = 1
     job["training"] = {"batch": 512, "minibatch": 128, "threads": 2}

@@ -1,0 +1,211 @@
+"""What people script against: commands, files, exit statuses."""
+import json
+import math
+import signal
+
+import pytest
+
+import harness
+import jobs
+
+
+@pytest.fixture(scope="module")
+def log(logs):
+    return logs.criteo(2000, seed=8, cardinality=1000, zipf=1.05)
+
+
+@pytest.fixture(scope="module")
+def finished(terrace, log, tmp_path_factory):
+    run = harness.Run(terrace, tmp_path_factory.mktemp("finished"), jobs.tiny([log], [log]))
+    run.train().expect(0)
+    return run
+
+
+def test_help(terrace):
+    for command in ((), ("train",), ("evaluate",), ("predict",), ("inspect",), ("generate",)):
+        assert "--help" in terrace.text(*command, "--help")
+
+
+def test_wrong_arguments(terrace, workspace):
+    for arguments in (["nonsense"], ["train"], ["train", workspace / "none.yaml"], ["evaluate"],
+                      ["train", workspace / "none.yaml", "--nonsense"]):
+        terrace(*arguments, log=workspace / "log").expect(2)
+
+
+def test_summary(finished):
+    summary = finished.summary()
+    assert summary["format_version"] == 1
+    assert summary["examples"] == 2000
+    for name in ("seconds", "examples_per_second", "rows", "model_bytes"):
+        assert summary[name] > 0
+    for name in ("progressive", "validation"):
+        assert {"auc", "logloss", "ne", "calibration"} <= set(summary[name])
+    assert {"budget_bytes", "peak_bytes", "index_bytes_per_key"} <= set(summary["memory"])
+    assert {"hits", "misses", "evictions"} <= set(summary["cache"])
+    assert {"read_bytes", "write_bytes", "live_bytes", "disk_bytes", "checkpoint_only_bytes"} <= set(summary["ssd"])
+    assert set(summary["stages"]) == {"read", "pull", "stage", "train", "write_back"}
+    for stage in summary["stages"].values():
+        assert {"busy_seconds", "waited_for_input_seconds", "waited_for_output_seconds", "cpu_seconds"} <= set(stage)
+
+
+def test_metrics_lines(finished):
+    lines = finished.metrics()
+    assert lines and all(line["format_version"] == 1 for line in lines)
+
+
+def test_job_of_ten_lines(terrace, workspace, log):
+    job = workspace / "job.yaml"
+    job.write_text(f"output: {workspace}/run\ndata: {{train: [{log}]}}\nmemory: {{budget: 512MiB}}\n")
+    terrace("train", job, log=workspace / "log").expect(0)
+
+
+def test_set_overrides(terrace, finished, workspace, log):
+    outcome = terrace("train", finished.job_path, "--set", f"output={workspace}/run", "--set", "training.max_examples=512",
+                      log=workspace / "log").expect(0)
+    summary = json.loads((workspace / "run/summary.json").read_text())
+    assert summary["examples"] == 512, outcome.output
+
+
+@pytest.mark.parametrize("text, words", [
+    ("trainning: {batch: 512}\n", ["2", "trainning", "training"]),
+    ("training: {batchsize: 512}\n", ["2", "batchsize", "batch"]),
+    ("training: {batch: many}\n", ["2", "training.batch"]),
+    ("training: {batch: 1000, minibatch: 512}\n", ["minibatch"]),
+    ("training: {threads: 0}\nnetwork: {hidden: [0]}\n", ["training.threads", "network.hidden"]),
+])
+def test_wrong_job(terrace, workspace, log, text, words):
+    job = workspace / "job.yaml"
+    job.write_text(f"data: {{train: [{log}]}}\n{text}output: {workspace}/run\n")
+    outcome = terrace("train", job, log=workspace / "log").expect(2)
+    for word in words:
+        assert word in outcome.output, outcome.output
+    assert not (workspace / "run").exists(), "refused before anything is made"
+
+
+def test_missing_input(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log, workspace / "gone.tsv"]))
+    outcome = run.train()
+    assert outcome.code in (1, 2) and "gone.tsv" in outcome.output, outcome.output
+    assert not list(run.path.glob("rows*")) if run.path.exists() else True
+
+
+def test_existing_run_is_refused(finished):
+    before = finished.digest()
+    outcome = finished.train()
+    assert outcome.code in (1, 2)
+    assert "--resume" in outcome.output and "--overwrite" in outcome.output, outcome.output
+    assert finished.digest() == before
+
+
+def test_overwrite(terrace, workspace, log, finished):
+    run = harness.Run(terrace, workspace, jobs.tiny([log], [log]))
+    run.train().expect(0)
+    run.train("--overwrite").expect(0)
+    assert run.digest() == finished.digest()
+
+
+def test_overwrite_spares_foreign_folders(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    run.path.mkdir()
+    (run.path / "thesis.txt").write_text("mine")
+    outcome = run.train("--overwrite")
+    assert outcome.code in (1, 2), outcome.output
+    assert (run.path / "thesis.txt").read_text() == "mine"
+
+
+def test_resume_without_a_run_starts_it(terrace, workspace, log, finished):
+    run = harness.Run(terrace, workspace, jobs.tiny([log], [log]))
+    run.train("--resume").expect(0)
+    assert run.digest() == finished.digest()
+
+
+def test_resume_of_a_finished_run(finished):
+    before = finished.result()
+    outcome = finished.train("--resume").expect(0)
+    assert "finished" in outcome.output or "done" in outcome.output, outcome.output
+    assert finished.result() == before
+
+
+def test_resume_with_another_seed_is_refused(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 200}))
+    process = run.start()
+    run.wait_for_metrics(process, 3)
+    process.signal(signal.SIGINT)
+    process.wait(20).expect(130)
+    outcome = run.train("--resume", "--set", "seed=12")
+    assert outcome.code in (1, 2)
+    assert "seed" in outcome.output and "11" in outcome.output and "12" in outcome.output, outcome.output
+
+
+def test_evaluate(terrace, finished, log):
+    result = json.loads(terrace.text("evaluate", finished.path, "--data", log, "--json"))
+    assert result["examples"] == 2000
+    validation = finished.summary()["validation"]
+    for name in ("auc", "logloss", "ne", "calibration"):
+        assert result[name] == validation[name], f"{name}: evaluate differs from the run's own validation"
+
+
+def test_predict(terrace, finished, log, workspace):
+    lines = log.read_text().splitlines(True)
+    lines[3] = "not a click\n"
+    data, output = workspace / "data.tsv", workspace / "predictions.txt"
+    data.write_text("".join(lines))
+    terrace.text("predict", finished.path, "--data", data, "--output", output)
+    predictions = [float(p) for p in output.read_text().split()]
+    assert len(predictions) == len(lines)
+    assert [i for i, p in enumerate(predictions) if math.isnan(p)] == [3]
+    assert all(0 < p < 1 for i, p in enumerate(predictions) if i != 3)
+    labels = [int(line[0]) for i, line in enumerate(lines) if i != 3]
+    logloss = -sum(math.log(p if y else 1 - p) for p, y in
+                   zip((p for p in predictions if not math.isnan(p)), labels)) / len(labels)
+    assert abs(logloss - finished.summary()["validation"]["logloss"]) < 1e-3
+
+
+def test_readers_write_nothing(terrace, finished, log, workspace):
+    def state():
+        return sorted((str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in finished.path.rglob("*"))
+    before = state()
+    terrace.text("evaluate", finished.path, "--data", log)
+    terrace.text("predict", finished.path, "--data", log, "--output", workspace / "p.txt")
+    terrace.text("inspect", finished.path, "--digest")
+    terrace.text("inspect", finished.path, "--verify")
+    assert state() == before
+
+
+def test_inspect(terrace, finished):
+    assert len(finished.digest()) >= 16
+    finished.verify()
+    overview = json.loads(terrace.text("inspect", finished.path, "--json"))
+    assert overview
+
+
+def test_verify_finds_a_flipped_bit(terrace, finished, workspace):
+    copy = workspace / "run"
+    harness.copy_run(finished.path, copy)
+    rows = max((p for p in copy.rglob("*") if p.is_file() and "shard" in str(p)), key=lambda p: p.stat().st_size)
+    data = bytearray(rows.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    rows.write_bytes(data)
+    outcome = terrace("inspect", copy, "--verify", log=workspace / "log").expect(1)
+    assert rows.name in outcome.output, outcome.output
+
+
+def test_interrupt(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 200}))
+    process = run.start()
+    run.wait_for_metrics(process, 3)
+    process.signal(signal.SIGTERM)
+    outcome = process.wait(20).expect(130)
+    assert run.checkpoints()
+    assert "--resume" in outcome.output, outcome.output
+
+
+def test_generate_is_a_function_of_its_seed(terrace, workspace):
+    files = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        path = workspace / f"{name}.tsv"
+        terrace.text("generate", "--rows", 200, "--output", path, "--seed", seed)
+        files.append(path.read_bytes())
+    assert files[0] == files[1] != files[2]
+    lines = files[0].splitlines()
+    assert len(lines) == 200 and all(line.count(b"\t") == 39 for line in lines)

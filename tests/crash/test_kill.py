@@ -1,0 +1,128 @@
+"""kill -9 at any moment loses at most what came after the last checkpoint, and never damages one."""
+import random
+import signal
+import time
+
+import pytest
+
+import harness
+import jobs
+
+
+@pytest.fixture(scope="module")
+def job(logs):
+    train = logs.criteo(jobs.EVICTING_ROWS, **jobs.EVICTING_LOG)
+    validation = logs.criteo(1000, seed=4, cardinality=40_000, zipf=0.6)
+    job = jobs.evicting([train], [validation], validation={"every_examples": 8192})
+    # Small files and shards: more moments at which something is half done.
+    job["ssd"].update({"file_size": "1MiB", "shards": 2, "stale_share": 0.3})
+    return job
+
+
+@pytest.fixture(scope="module")
+def undisturbed(terrace, job, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run = harness.Run(terrace, folder, job)
+    outcome = run.train("--test-record-sync-points", folder / "points").expect(0)
+    summary = run.summary()
+    assert summary["cache"]["evictions"] > 0 and summary["ssd"]["read_bytes"] > 0
+    return run.result(), outcome.seconds, sorted(set((folder / "points").read_text().split()))
+
+
+def resume_and_compare(run, expected, what):
+    run.train("--resume").expect(0)
+    harness.assert_same(expected, run.result(), what)
+    run.verify()
+
+
+def kill_after(run, seconds, *flags):
+    """Whether the process was still running when it was killed."""
+    process = run.start(*flags)
+    process.started = time.monotonic()
+    while process.poll() is None and time.monotonic() - process.started < seconds:
+        time.sleep(0.001)
+    process.signal(signal.SIGKILL)
+    return process.wait().code == -signal.SIGKILL
+
+
+def test_moments(terrace, workspace, job, undisturbed, sample_seed, full):
+    """At moments uniform over the undisturbed run; every third is killed again while it resumes."""
+    expected, seconds, _ = undisturbed
+    count = 50 if full else 12
+    rng = random.Random(sample_seed)
+    print(f"--sample-seed {sample_seed}: {count} moments in {seconds:.2f} s")
+    moments = sorted(seconds * (i + rng.random()) / count for i in range(count))
+    killed = between = 0
+    for number, moment in enumerate(moments):
+        folder = workspace / str(number)
+        folder.mkdir()
+        run = harness.Run(terrace, folder, job)
+        if kill_after(run, moment):
+            killed += 1
+            between += bool(run.checkpoints())
+        if number % 3 == 2:
+            kill_after(run, seconds * rng.random(), "--resume")
+        resume_and_compare(run, expected, f"killed after {moment:.3f} s")
+        harness.remove(folder)
+    print(f"{killed} killed, {between} between the first and the last checkpoint")
+    assert killed >= count // 2, "the kills came too late"
+    assert between >= count * 6 // 10, "too few kills between the first and the last checkpoint"
+
+
+def test_every_sync_point(terrace, workspace, job, undisturbed, sample_seed, full):
+    """At the first hit of each named point, and at a later one."""
+    expected, _, points = undisturbed
+    assert len(points) >= 5, f"the run passes only {points}"
+    rng = random.Random(sample_seed)
+    print(f"--sample-seed {sample_seed}: {len(points)} points")
+    for point in points:
+        for hit in (1, rng.randrange(2, 6)) if full else (rng.choice((1, 1, 2, 3)),):
+            folder = workspace / f"{point}-{hit}"
+            folder.mkdir()
+            run = harness.Run(terrace, folder, job)
+            outcome = run.train("--test-kill-at", f"{point}:{hit}")
+            # A point that is hit less often than that lets the run end.
+            assert outcome.code in (-signal.SIGKILL, 0), outcome.output[-4000:]
+            assert hit > 1 or outcome.code != 0, f"{point} was recorded, but not hit"
+            print(f"{point}:{hit}: {'killed' if outcome.code else 'not hit so often'}")
+            resume_and_compare(run, expected, f"killed at {point}:{hit}")
+            harness.remove(folder)
+
+
+def test_every_sync_point_of_a_resume(terrace, workspace, job, undisturbed, sample_seed):
+    """What a resume passes before it trains: recovery, removal of what came later."""
+    expected, seconds, _ = undisturbed
+    record = workspace / "points"
+    run = harness.Run(terrace, workspace, job)
+    kill_after(run, seconds * 0.6)
+    harness.copy_run(run.path, workspace / "killed")
+    run.train("--resume", "--test-record-sync-points", record).expect(0)
+    harness.assert_same(expected, run.result(), "resumed while points were recorded")
+    points = list(dict.fromkeys(record.read_text().split()))
+    rng = random.Random(sample_seed)
+    for point in rng.sample(points, min(4, len(points))):
+        harness.remove(run.path)
+        harness.copy_run(workspace / "killed", run.path)
+        run.train("--resume", "--test-kill-at", point).expect(-signal.SIGKILL)
+        resume_and_compare(run, expected, f"killed at {point} of the resume")
+
+
+def test_second_signal_ends_at_once(terrace, workspace, job, undisturbed):
+    expected, _, _ = undisturbed
+    run = harness.Run(terrace, workspace, job)
+    process = run.start()
+    run.wait_for_metrics(process, 3)
+    process.signal(signal.SIGTERM)
+    process.signal(signal.SIGTERM)
+    process.wait(20)
+    resume_and_compare(run, expected, "after two signals")
+
+
+def test_one_trainer_a_run(terrace, workspace, job):
+    run = harness.Run(terrace, workspace, job)
+    process = run.start()
+    run.wait_for_metrics(process, 2)
+    assert process.poll() is None, "the first trainer is done already"
+    outcome = run.train("--resume").expect(1)
+    assert str(process.popen.pid) in outcome.output, f"the holder is not named:\n{outcome.output}"
+    process.wait().expect(0)

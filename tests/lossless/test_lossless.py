@@ -1,0 +1,142 @@
+"""The tiers are invisible to the mathematics: digest and metrics are the same whatever the memory
+budget, depth, batch size, shards, I/O, compaction, compression, checkpoints, interruption."""
+import random
+import signal
+
+import pytest
+
+import harness
+import jobs
+import pairwise
+
+AXES = {
+    "memory.budget": (jobs.LEAST_BUDGET, jobs.SMALL_BUDGET, "192MiB", jobs.LARGE_BUDGET),
+    "pipeline.depth": (0, 1, 2, 4),
+    "training.batch": (256, 1024, 4096, 65536),
+    "ssd.shards": (1, 2, 4),
+    "ssd.backend": ("io_uring", "threads"),
+    "ssd.io_threads": (1, 4),
+    "ssd.stale_share": (0.5, 0.1),
+    "ssd.file_size": ("1MiB", "32MiB"),
+    "checkpoint.every_batches": (0, 1, 5),
+    "suffix": (".tsv", ".tsv.zst", ".tsv.gz"),
+    "interrupt": (False, True),
+}
+PRINCIPAL = ("memory.budget", "pipeline.depth", "training.batch", "ssd.shards")
+
+
+@pytest.fixture(scope="module")
+def job_of(logs):
+    """suffix -> the job over that input."""
+    validation = logs.criteo(2000, seed=4, cardinality=40_000, zipf=0.6)
+
+    def make(suffix):
+        train = logs.criteo(jobs.EVICTING_ROWS, suffix, **jobs.EVICTING_LOG)
+        return jobs.evicting([train], [validation], validation={"every_examples": 8192})
+    return make
+
+
+@pytest.fixture(scope="module")
+def reference(terrace, job_of, tmp_path_factory):
+    """Everything in memory, one stage after another, one batch at a time."""
+    run = harness.Run(terrace, tmp_path_factory.mktemp("reference"), job_of(".tsv"),
+                      **{"memory.budget": jobs.LARGE_BUDGET, "pipeline.depth": 0, "ssd.shards": 1})
+    run.train().expect(0)
+    summary = run.summary()
+    assert summary["cache"]["evictions"] == 0, "the reference is to run in memory"
+    assert summary["examples"] == 2 * jobs.EVICTING_ROWS
+    return run.result()
+
+
+def train(run, interrupt, rng):
+    """To the end, in one process or with SIGINT on the way."""
+    if not interrupt:
+        run.train().expect(0)
+        return
+    process = run.start()
+    run.wait_for_metrics(process, rng.randrange(2, 12))
+    process.signal(signal.SIGINT)
+    outcome = process.wait()
+    # A run that was faster than the signal is done: then the resume has nothing to do.
+    assert outcome.code in (0, 130), outcome.output[-4000:]
+    if outcome.code == 130:
+        assert run.checkpoints(), "an interrupted run leaves a checkpoint"
+        assert outcome.seconds < 60
+    run.train("--resume").expect(0)
+
+
+def check(terrace, workspace, job_of, reference, settings, rng):
+    settings = dict(settings)
+    suffix, interrupt = settings.pop("suffix"), settings.pop("interrupt")
+    run = harness.Run(terrace, workspace, job_of(suffix), **settings)
+    train(run, interrupt, rng)
+    summary = run.summary()
+    if settings["memory.budget"] != jobs.LARGE_BUDGET:
+        # Else the comparison proves nothing.
+        assert summary["cache"]["evictions"] > 0, "nothing was evicted: the budget is not small"
+        assert summary["ssd"]["read_bytes"] > 0, "nothing was read back"
+    assert summary["memory"]["peak_bytes"] <= summary["memory"]["budget_bytes"]
+    harness.assert_same(reference, run.result(), f"with {settings}, {suffix}, interrupt={interrupt}")
+
+
+def test_sample(terrace, workspace, job_of, reference, sample_seed):
+    """Every pair of values of any two settings."""
+    rows = pairwise.pairwise(AXES, sample_seed)
+    rng = random.Random(sample_seed)
+    print(f"--sample-seed {sample_seed}: {len(rows)} combinations")
+    for number, settings in enumerate(rows):
+        folder = workspace / str(number)
+        folder.mkdir()
+        print(settings)
+        check(terrace, folder, job_of, reference, settings, rng)
+        harness.remove(folder)
+
+
+def test_all(terrace, workspace, job_of, reference, sample_seed, full):
+    """Every combination of the settings that matter most; the others are drawn."""
+    if not full:
+        pytest.skip("hours: runs with --full")
+    rng = random.Random(sample_seed)
+    print(f"--sample-seed {sample_seed}")
+    for number, settings in enumerate(pairwise.product(AXES, PRINCIPAL, sample_seed)):
+        folder = workspace / str(number)
+        folder.mkdir()
+        print(settings)
+        check(terrace, folder, job_of, reference, settings, rng)
+        harness.remove(folder)
+
+
+def test_compaction_changes_nothing(terrace, workspace, job_of, reference):
+    """Small files and a low stale share: rows move through compaction many times."""
+    run = harness.Run(terrace, workspace, job_of(".tsv"),
+                      **{"ssd.file_size": "1MiB", "ssd.stale_share": 0.05, "ssd.shards": 2})
+    run.train().expect(0)
+    compacted = sum(line["performance"]["ssd"]["rows_compacted"] for line in run.metrics() if line["kind"] == "interval")
+    assert compacted > 0, "nothing was compacted: the settings do not do what the test is for"
+    harness.assert_same(reference, run.result(), "with compaction")
+    run.verify()
+
+
+def test_evaluate_beside_the_run_changes_nothing(terrace, workspace, job_of, reference, logs):
+    data = logs.criteo(2000, seed=5, cardinality=40_000, zipf=0.6)
+    run = harness.Run(terrace, workspace, job_of(".tsv"))
+    process = run.start()
+    beside = 0
+    while process.poll() is None:
+        if run.checkpoints():
+            terrace("evaluate", run.path, "--data", data, log=workspace / "evaluate.log").expect(0)
+            beside += 1
+        else:
+            run.wait_for_metrics(process, len(run.metrics()) + 1)
+    process.wait().expect(0)
+    assert beside > 0, "no evaluation ran beside the trainer"
+    harness.assert_same(reference, run.result(), "with evaluate beside it")
+
+
+def test_another_seed_is_another_model(terrace, workspace, job_of, reference):
+    """The comparison would see a difference."""
+    run = harness.Run(terrace, workspace, job_of(".tsv"), seed=12)
+    run.train().expect(0)
+    result = run.result()
+    assert result["digest"] != reference["digest"]
+    assert result["progressive"] != reference["progressive"]

@@ -1,0 +1,85 @@
+"""The whole process stays within memory.budget."""
+import os
+import pathlib
+
+import pytest
+
+import harness
+import jobs
+
+BUDGET = 320 * jobs.MIB
+SMALL = 128 * jobs.MIB
+CGROUP = pathlib.Path("/sys/fs/cgroup/memory")
+
+
+@pytest.fixture(scope="module")
+def train_log(logs):
+    return logs.criteo(jobs.EVICTING_ROWS, **jobs.EVICTING_LOG)
+
+
+def large_job(train_log):
+    """Rows that do not fit into BUDGET."""
+    job = jobs.evicting([train_log], memory={"budget": BUDGET})
+    job["table"]["dim"] = 192
+    return job
+
+
+@pytest.mark.parametrize("changes", [
+    {},
+    {"memory.budget": SMALL},
+    {"memory.budget": SMALL, "table.dim": 64, "pipeline.depth": 4},
+    {"pipeline.depth": 4},
+    {"training.batch": 65536},
+    {"ssd.shards": 4, "ssd.io_threads": 4, "ssd.backend": "threads"},
+    {"table.dim": 8, "data.epochs": 1},
+    {"network.hidden": [256, 128]},
+], ids=str)
+def test_peak(terrace, workspace, train_log, changes):
+    run = harness.Run(terrace, workspace, large_job(train_log), **changes)
+    outcome = run.train().expect(0)
+    summary = run.summary()
+    memory = summary["memory"]
+    assert memory["budget_bytes"] == changes.get("memory.budget", BUDGET)
+    assert memory["peak_bytes"] <= memory["budget_bytes"]
+    # The kernel's own count of resident pages; what summary.json says is not to be less.
+    assert outcome.peak_bytes <= memory["budget_bytes"]
+    assert memory["peak_bytes"] >= outcome.peak_bytes * 0.9
+    if changes.get("table.dim") != 8:
+        assert summary["cache"]["evictions"] > 0 and summary["ssd"]["read_bytes"] > 0, "the job is to be larger"
+
+
+def test_readers_keep_the_budget(terrace, workspace, train_log):
+    run = harness.Run(terrace, workspace, large_job(train_log), **{"data.epochs": 1})
+    run.train().expect(0)
+    for command in (["evaluate", run.path, "--data", train_log],
+                    ["predict", run.path, "--data", train_log, "--output", workspace / "p.txt"],
+                    ["inspect", run.path, "--digest"], ["inspect", run.path, "--verify"]):
+        outcome = terrace(*command, log=workspace / "log").expect(0)
+        assert outcome.peak_bytes <= BUDGET, f"{command[0]} took {outcome.peak_bytes / jobs.MIB:.0f} MiB"
+
+
+def test_within_a_control_group_of_that_size(terrace, workspace, train_log):
+    """Page cache counts too, and who goes beyond is killed."""
+    if os.geteuid() != 0 or not (CGROUP / "cgroup.procs").exists():
+        pytest.skip("needs root and a version 1 memory control group")
+    group = CGROUP / f"terrace-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"can't make a control group here: {error}")
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(BUDGET))
+        run = harness.Run(terrace, workspace, large_job(train_log))
+        enter = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "enter"]
+        run.train(prefix=enter).expect(0)
+        assert run.summary()["cache"]["evictions"] > 0
+    finally:
+        group.rmdir()
+
+
+def test_too_small_a_budget_says_what_would_do(terrace, workspace, train_log):
+    run = harness.Run(terrace, workspace, jobs.evicting([train_log]), **{"memory.budget": "48MiB"})
+    outcome = run.train()
+    assert outcome.code in (1, 2), outcome.output
+    assert "memory.budget" in outcome.output and "MiB" in outcome.output.replace("48.00 MiB", "")
+    assert not run.path.exists() or not list(run.path.glob("rows*")), "refused before the store is made"

@@ -1,0 +1,123 @@
+"""Loss per step against the float64 reference, for each pair of optimizers."""
+import json
+
+import numpy
+import pytest
+
+import harness
+import reference
+
+DIM, HIDDEN, MINIBATCH = 4, [16, 8], 64
+STEPS = 200
+SPARSE = {
+    "sgd": {"type": "sgd", "learning_rate": 0.5},
+    "adagrad": {"type": "adagrad", "learning_rate": 0.05},
+    "adagrad_row": {"type": "adagrad_row", "learning_rate": 0.05},
+    "adam": {"type": "adam", "learning_rate": 0.002},
+    "ftrl": {"type": "ftrl", "learning_rate": 0.1, "l1": 0.0001, "l2": 0.01, "beta": 1.0},
+}
+DENSE = {
+    "sgd": {"type": "sgd", "learning_rate": 0.05},
+    "adagrad": {"type": "adagrad", "learning_rate": 0.01},
+    "adam": {"type": "adam", "learning_rate": 0.001},
+}
+
+
+@pytest.fixture(scope="module")
+def log(logs):
+    return logs.criteo(MINIBATCH * STEPS, seed=6, cardinality=200, zipf=0.9)
+
+
+@pytest.fixture(scope="module")
+def parsed(log):
+    return reference.read_log(log)
+
+
+def job_of(log, sparse, dense, wide=False):
+    return {
+        "seed": 21,
+        "data": {"format": "criteo", "train": [str(log)]},
+        "table": {"dim": DIM, "optimizer": SPARSE[sparse]},
+        "network": {"type": "dnn", "hidden": HIDDEN, "wide": wide, "optimizer": DENSE[dense]},
+        "training": {"batch": 1024, "minibatch": MINIBATCH, "threads": 2},
+        "memory": {"budget": "448MiB"},
+        "ssd": {"quota": "1GiB"},
+        "checkpoint": {"every_batches": 0, "keep": 1},
+        "metrics": {"every_examples": MINIBATCH},
+    }
+
+
+def initial_rows(terrace, run, keys, segment="embedding"):
+    """Weights by key, as the run created them."""
+    rows = {}
+    for start in range(0, len(keys), 1000):
+        options = [part for key in keys[start:start + 1000] for part in ("--key", key)]
+        shown = json.loads(terrace.text("inspect", run.path, "--initial", "--json", *options))
+        for row in shown["rows"]:
+            rows[row["key"]] = numpy.atleast_1d(numpy.array(row["fields"][f"{segment}.weight"]))
+    assert set(rows) == set(keys)
+    return rows
+
+
+def initial_parameters(terrace, run):
+    shown = json.loads(terrace.text("inspect", run.path, "--initial", "--dense", "--json"))["dense"]
+    return [numpy.array(p["value"]).reshape(p["shape"]) for p in shown["parameters"]]
+
+
+def compare(terrace, workspace, parsed, job):
+    run = harness.Run(terrace, workspace, job)
+    run.train().expect(0)
+    losses = [line["window"]["logloss"] for line in run.metrics() if line["kind"] == "interval"]
+    assert len(losses) == STEPS
+    labels, dense, keys = parsed
+    model = reference.Dnn(job, DIM, initial_rows(terrace, run, sorted({k for line in keys for k in line})),
+                          initial_parameters(terrace, run))
+    first, largest = None, [0.0, 0.0]
+    for step, loss in enumerate(losses):
+        part = slice(step * MINIBATCH, (step + 1) * MINIBATCH)
+        expected = model.step(labels[part], dense[part], keys[part])
+        first = first or expected
+        error = abs(loss - expected) / expected
+        largest[step >= 20] = max(largest[step >= 20], error)
+        assert error <= (1e-5 if step < 20 else 1e-3), f"step {step}: {loss}, expected {expected}"
+    print(f"largest error: {largest[0]:.1e} in 20 steps, {largest[1]:.1e} in {STEPS}")
+    assert sum(losses[-20:]) / 20 < first, "nothing was learnt: the comparison proves little"
+
+
+@pytest.mark.parametrize("dense", DENSE)
+@pytest.mark.parametrize("sparse", SPARSE)
+def test_pair(terrace, workspace, log, parsed, sparse, dense):
+    compare(terrace, workspace, parsed, job_of(log, sparse, dense))
+
+
+@pytest.mark.parametrize("sparse", ("adagrad", "ftrl"))
+def test_wide(terrace, workspace, log, parsed, sparse):
+    compare(terrace, workspace, parsed, job_of(log, sparse, "adam", wide=True))
+
+
+@pytest.mark.parametrize("sparse", ("adagrad", "ftrl"))
+def test_initial_values(terrace, workspace, log, parsed, sparse):
+    """What `inspect --initial` shows is what the documents say."""
+    run = harness.Run(terrace, workspace, job_of(log, sparse, "sgd"), **{"training.max_examples": MINIBATCH})
+    run.train().expect(0)
+    keys = sorted({k for line in parsed[2][:3] for k in line})
+    for key, weights in initial_rows(terrace, run, keys).items():
+        expected = numpy.zeros(DIM) if sparse == "ftrl" else reference.uniform_row(21, "default", "embedding", key, DIM, 0.01)
+        assert weights.tolist() == expected.tolist()
+    for shown, expected in zip(initial_parameters(terrace, run), reference.initial_parameters(21, DIM, HIDDEN), strict=True):
+        assert shown.tolist() == expected.tolist()
+
+
+def test_rows_change_only_by_training(terrace, workspace, log, parsed):
+    """A step too small to see leaves each row in the store as it started."""
+    job = job_of(log, "sgd", "sgd")
+    job["table"] = {"dim": DIM, "optimizer": {"type": "sgd", "learning_rate": 1e-30}}
+    run = harness.Run(terrace, workspace, job, **{"training.max_examples": MINIBATCH})
+    run.train().expect(0)
+    keys = parsed[2][0]
+    options = [part for key in keys for part in ("--key", key)]
+    shown = json.loads(terrace.text("inspect", run.path, "--json", *options))
+    stored = {row["key"]: row["fields"]["embedding.weight"] for row in shown["rows"]}
+    assert set(stored) == set(keys)
+    for key, weights in initial_rows(terrace, run, keys).items():
+        assert stored[key] == weights.tolist()
