@@ -43,5 +43,8 @@ ProcessMemory ReadProcessMemory();
 // Keeps malloc from holding back what is freed: fixed mmap threshold, few arenas. Call first in
 // main().
 void ConfigureAllocator();
+// Raises the limit of open files to what the system allows this process: a store keeps its files
+// open.
+void RaiseOpenFileLimit();
 
 }  // namespace terrace

@@ -205,6 +205,7 @@ void AddGenerate(CLI::App* app, CommonArguments* common, Command* chosen) {
 
 int Main(int argc, char** argv) {
   ConfigureAllocator();
+  RaiseOpenFileLimit();
   FlushDenormals();
   CLI::App app("terrace trains click models whose embedding tables are larger than memory.",
                "terrace");

@@ -33,6 +33,36 @@ struct Outcome {
 constexpr std::uint32_t kMinibatch = 64;
 constexpr std::uint32_t kDim = 8;
 
+std::vector<std::unique_ptr<Store>> MakeStores(const Setting& setting, std::uint32_t row_bytes,
+                                               FileSystem* fs, DiskQuota* quota) {
+  std::vector<std::unique_ptr<Store>> stores;
+  for (std::uint32_t shard = 0; shard < setting.shards; ++shard) {
+    StoreOptions options;
+    options.directory = "/rows/shard-" + std::to_string(shard);
+    options.table = "default";
+    options.shard = shard;
+    options.row_bytes = row_bytes;
+    options.file_bytes = std::uint64_t{256} << 10;
+    options.io_buffer_bytes = std::uint64_t{1} << 20;
+    options.background_compaction = setting.depth > 0;
+    auto store = Store::Create(fs, Clock::Real(), quota, options);
+    EXPECT_TRUE(store.ok()) << store.status().ToString();
+    stores.push_back(std::move(*store));
+  }
+  return stores;
+}
+
+RowSchema MakeSchema() {
+  SegmentSpec embedding;
+  embedding.name = "embedding";
+  embedding.dim = kDim;
+  SegmentSpec wide;
+  wide.name = "wide";
+  wide.dim = 1;
+  wide.initializer.type = InitializerSpec::Type::kZeros;
+  return RowSchema::Create("default", {embedding, wide}).value();
+}
+
 Outcome Train(const Setting& setting) {
   Outcome outcome;
   MemoryFileSystem fs;
@@ -46,15 +76,8 @@ Outcome Train(const Setting& setting) {
   auto source = OpenSource(&fs, data);
   EXPECT_TRUE(source.ok()) << source.status().ToString();
 
-  SegmentSpec embedding;
-  embedding.name = "embedding";
-  embedding.dim = kDim;
-  SegmentSpec wide;
-  wide.name = "wide";
-  wide.dim = 1;
-  wide.initializer.type = InitializerSpec::Type::kZeros;
-  auto schema = RowSchema::Create("default", {embedding, wide});
-  EXPECT_TRUE(schema.ok());
+  const RowSchema schema_value = MakeSchema();
+  const RowSchema* schema = &schema_value;
 
   NetworkInputSpec inputs;
   const auto& slots = (*source)->schema().slots;
@@ -64,7 +87,7 @@ Outcome Train(const Setting& setting) {
   LinearNetwork network(inputs);
   WorkerGroup workers("compute", 2);
   StepTable table;
-  table.schema = &*schema;
+  table.schema = schema;
   PullStage::Options pull_options;
   pull_options.minibatch = kMinibatch;
   pull_options.resident_sets = setting.depth == 0 ? 1 : 2;
@@ -75,29 +98,19 @@ Outcome Train(const Setting& setting) {
   auto executor = StepExecutor::Create({table}, kMinibatch, &network, &workers);
   EXPECT_TRUE(executor.ok());
 
-  std::vector<std::unique_ptr<Store>> stores;
-  std::vector<Store*> store_pointers;
   DiskQuota quota(std::uint64_t{1} << 40);
-  for (std::uint32_t shard = 0; shard < setting.shards; ++shard) {
-    StoreOptions options;
-    options.directory = "/rows/shard-" + std::to_string(shard);
-    options.table = "default";
-    options.shard = shard;
-    options.row_bytes = schema->row_bytes();
-    options.file_bytes = std::uint64_t{256} << 10;
-    options.io_buffer_bytes = std::uint64_t{1} << 20;
-    options.background_compaction = setting.depth > 0;
-    auto store = Store::Create(&fs, Clock::Real(), &quota, options);
-    EXPECT_TRUE(store.ok()) << store.status().ToString();
-    store_pointers.push_back(store->get());
-    stores.push_back(std::move(*store));
-  }
+  const std::vector<std::unique_ptr<Store>> stores =
+      MakeStores(setting, schema->row_bytes(), &fs, &quota);
+  std::vector<Store*> store_pointers;
+  for (const auto& store : stores) store_pointers.push_back(store.get());
   RowCacheOptions cache_options;
   cache_options.row_bytes = schema->row_bytes();
   cache_options.capacity_bytes = setting.cache_bytes;
   cache_options.flush_bytes = std::uint64_t{256} << 10;
   cache_options.background_write_back = setting.depth > 0;
-  cache_options.create_row = [&](Key key, std::byte* row) { schema->InitializeRow(9, key, row); };
+  cache_options.create_row = [schema](Key key, std::byte* row) {
+    schema->InitializeRow(9, key, row);
+  };
   auto cache = RowCache::Create(cache_options, Clock::Real(), store_pointers);
   EXPECT_TRUE(cache.ok()) << cache.status().ToString();
 
