@@ -1,0 +1,177 @@
+#include "terrace/pipeline/train_step.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include "terrace/base/rng.h"
+#include "terrace/pipeline/key_plan.h"
+#include "terrace/pipeline/testing/linear_network.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::uint32_t kDim = 4;
+constexpr std::uint32_t kSlots = 3;
+constexpr std::uint32_t kMinibatch = 32;
+
+// A planned mini-batch whose rows lie in a vector instead of a cache.
+class StepTest : public testing::Test {
+ protected:
+  StepTest() : schema_(MakeSchema()) {
+    inputs_.embedding_width = kDim * kSlots;
+    inputs_.dense_width = 2;
+    inputs_.wide = true;
+  }
+
+  static RowSchema MakeSchema() {
+    SegmentSpec embedding;
+    embedding.name = "embedding";
+    embedding.dim = kDim;
+    SegmentSpec wide;
+    wide.name = "wide";
+    wide.dim = 1;
+    wide.initializer.type = InitializerSpec::Type::kZeros;
+    return RowSchema::Create("default", {embedding, wide}).value();
+  }
+
+  std::shared_ptr<const Batch> MakeBatch() {
+    Rng rng(5);
+    auto batch = std::make_shared<Batch>();
+    batch->examples = kMinibatch;
+    batch->slots = kSlots;
+    batch->first_example = 1000;
+    batch->key_begin.push_back(0);
+    for (std::uint32_t e = 0; e < kMinibatch; ++e) {
+      batch->label.push_back(rng.Unit() < 0.3 ? 1.0f : 0.0f);
+      batch->dense.push_back(static_cast<float>(rng.Unit()));
+      batch->dense.push_back(static_cast<float>(rng.Unit()));
+      batch->origin_file.push_back(0);
+      batch->origin_line.push_back(e + 7);
+      for (std::uint32_t s = 0; s < kSlots; ++s) {
+        batch->keys.push_back((std::uint64_t{s} << 48) + rng.Below(10));
+        batch->key_begin.push_back(static_cast<std::uint32_t>(batch->keys.size()));
+      }
+    }
+    return batch;
+  }
+
+  // Plans the batch and lays its rows out anew, as they start.
+  std::unique_ptr<WorkItem> Plan(const std::shared_ptr<const Batch>& batch) {
+    std::vector<PlannedSlot> slots;
+    for (std::uint32_t s = 0; s < kSlots; ++s) slots.push_back({0, s * kDim, false});
+    KeyPlanner planner(slots, 1, kMinibatch);
+    const std::size_t limit[1] = {100000};
+    std::unique_ptr<WorkItem> item = planner.Plan(batch, 0, 0, limit).value();
+    TableWork& work = item->tables[0];
+    rows_.assign(work.keys.size() * schema_.row_bytes(), std::byte{0});
+    for (std::size_t w = 0; w < work.keys.size(); ++w) {
+      schema_.InitializeRow(3, work.keys[w], rows_.data() + w * schema_.row_bytes());
+    }
+    for (std::uint32_t w : work.rows) work.places.push_back(rows_.data() + w * schema_.row_bytes());
+    return item;
+  }
+
+  std::unique_ptr<StepExecutor> MakeExecutor(Network* network, WorkerGroup* workers) {
+    StepTable table;
+    table.schema = &schema_;
+    for (std::uint32_t s = 0; s < kSlots; ++s) table.slots.push_back({s, s * kDim, false});
+    return StepExecutor::Create({table}, kMinibatch, network, workers).value();
+  }
+
+  static std::string FileName(std::uint32_t /*file*/) { return "clicks.tsv"; }
+
+  RowSchema schema_;
+  NetworkInputSpec inputs_;
+  std::vector<std::byte> rows_;
+  const StepRates rates_ = {{{0.1f, 0.1f}}, 0.1f};
+};
+
+TEST_F(StepTest, TrainsRowsParametersAndStatistics) {
+  LinearNetwork network(inputs_);
+  WorkerGroup workers("compute", 2);
+  auto executor = MakeExecutor(&network, &workers);
+  const auto batch = MakeBatch();
+  auto item = Plan(batch);
+  const std::vector<std::byte> before = rows_;
+  const std::vector<float> dense_before = network.Save().buffers[0];
+  auto predictions = executor->Train(*item, 0, rates_, 1000, FileName);
+  ASSERT_TRUE(predictions.ok()) << predictions.status().ToString();
+  EXPECT_NE(rows_, before);
+  EXPECT_NE(network.Save().buffers[0], dense_before);
+  double show = 0;
+  for (std::size_t w = 0; w < item->tables[0].keys.size(); ++w) {
+    float one = 0;
+    std::uint64_t last_seen = 0;
+    std::memcpy(&one, rows_.data() + w * schema_.row_bytes() + schema_.show_offset(), sizeof one);
+    std::memcpy(&last_seen, rows_.data() + w * schema_.row_bytes() + schema_.last_seen_offset(),
+                sizeof last_seen);
+    show += one;
+    EXPECT_EQ(last_seen, 1000u + kMinibatch);
+  }
+  EXPECT_EQ(show, kMinibatch * kSlots);
+}
+
+TEST_F(StepTest, SlicesPredictWhatOneSlicePredicts) {
+  const auto batch = MakeBatch();
+  std::vector<float> reference;
+  for (int threads : {1, 2, 3, 5}) {
+    LinearNetwork network(inputs_);
+    WorkerGroup workers("compute", threads);
+    auto executor = MakeExecutor(&network, &workers);
+    auto item = Plan(batch);
+    auto predictions = executor->Predict(*item, 0);
+    ASSERT_TRUE(predictions.ok());
+    std::vector<float> logits;
+    for (const SlicePrediction& slice : *predictions) {
+      logits.insert(logits.end(), slice.logit, slice.logit + slice.examples);
+    }
+    if (reference.empty()) reference = logits;
+    EXPECT_EQ(logits, reference) << threads << " threads";
+  }
+}
+
+TEST_F(StepTest, ANaNStopsBeforeAnythingIsAppliedAndSaysWhere) {
+  for (const float poison :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 1e30f}) {
+    LinearNetwork network(inputs_);
+    DenseState state = network.Save();
+    state.buffers[0][1] = poison;
+    ASSERT_TRUE(network.Load(state).ok());
+    WorkerGroup workers("compute", 2);
+    auto executor = MakeExecutor(&network, &workers);
+    const auto batch = MakeBatch();
+    auto item = Plan(batch);
+    const std::vector<std::byte> before = rows_;
+    auto predictions = executor->Train(*item, 0, rates_, 1000, FileName);
+    ASSERT_FALSE(predictions.ok());
+    EXPECT_EQ(predictions.status().code(), StatusCode::kInternal);
+    const std::string& message = predictions.status().message();
+    EXPECT_NE(message.find("examples 1000 to 1031"), std::string::npos) << message;
+    EXPECT_NE(message.find("clicks.tsv"), std::string::npos) << message;
+    EXPECT_NE(message.find("keys 0x"), std::string::npos) << message;
+    EXPECT_EQ(rows_, before);
+    EXPECT_EQ(network.Save().steps, 0u);
+  }
+}
+
+TEST_F(StepTest, RowsThatAreNowhereReadAsZeros) {
+  LinearNetwork network(inputs_);
+  WorkerGroup workers("compute", 1);
+  auto executor = MakeExecutor(&network, &workers);
+  const auto batch = MakeBatch();
+  auto item = Plan(batch);
+  for (std::byte*& place : item->tables[0].places) place = nullptr;
+  auto predictions = executor->Predict(*item, 0);
+  ASSERT_TRUE(predictions.ok());
+  for (std::uint32_t e = 0; e < kMinibatch; ++e) {
+    // Columns 12 and 13 are the dense features; LinearNetwork starts with 0.5 and -0.25 in turn.
+    const float expected = 0.5f * batch->dense[2 * e] - 0.25f * batch->dense[2 * e + 1];
+    EXPECT_FLOAT_EQ((*predictions)[0].logit[e], expected);
+  }
+}
+
+}  // namespace
+}  // namespace terrace
