@@ -1,5 +1,7 @@
 """Failing disks: a clear error, no wrong row, and the last checkpoint still resumes."""
 import os
+import random
+import signal
 import subprocess
 
 import pytest
@@ -67,3 +69,66 @@ echo "digest $({terrace.binary} inspect {run.path} --digest)"
     assert str(disk) in full, f"the message names no file:\n{full}"
     assert said["resumed"] == "0", (workspace / "resumed.log").read_text()
     assert said["digest"] == expected["digest"]
+
+
+# operation, fault, and up to which call one is made to fail.
+FAULTS = [
+    ("write", "error", 150), ("write", "short_write", 150), ("write", "enospc", 150),
+    ("sync", "sync_error", 100), ("sync_directory", "sync_error", 40), ("rename", "error", 30), ("rename", "enospc", 30),
+    ("open", "error", 100), ("open", "enospc", 100), ("truncate", "error", 10), ("remove", "error", 40),
+    ("read", "error", 400), ("read", "short_read", 400), ("read", "flip", 400),
+    ("list", "error", 20), ("make_directories", "error", 10), ("lock", "error", 1),
+]
+
+
+def check_fault(terrace, folder, job, expected, spec):
+    """Whether the fault was met: the run then ended with 1 and a message; either way it resumes to the same bits."""
+    run = harness.Run(terrace, folder, job)
+    outcome = run.train("--test-faults", spec)
+    assert outcome.code in (0, 1), f"{spec}: exit {outcome.code}\n{outcome.output[-4000:]}"
+    if outcome.code == 1:
+        errors = [line for line in outcome.output.splitlines() if "error" in line.lower()]
+        assert errors, f"{spec}: no message\n{outcome.output[-4000:]}"
+        assert any("/" in line for line in errors), f"{spec}: the message names no file\n{outcome.output[-4000:]}"
+    run.train("--resume").expect(0)
+    harness.assert_same(expected, run.result(), spec)
+    run.verify()
+    return outcome.code == 1
+
+
+def test_faults(terrace, workspace, job, expected, sample_seed, full):
+    """One call of the disk fails, gives too little, or lies."""
+    rng = random.Random(sample_seed)
+    specs = [f"{operation}:{rng.randrange(1, last + 1)}:{fault}"
+             for operation, fault, last in FAULTS for _ in range(8 if full else 1)]
+    print(f"--sample-seed {sample_seed}: {len(specs)} faults")
+    met = 0
+    for number, spec in enumerate(specs):
+        folder = workspace / str(number)
+        folder.mkdir()
+        met += check_fault(terrace, folder, job, expected, spec)
+        harness.remove(folder)
+    print(f"{met} of them ended the run")
+    assert met >= len(specs) // 2, "most faults were not met"
+
+
+def test_faults_of_a_resume(terrace, workspace, job, expected, sample_seed, full):
+    """Recovery meets a failing disk: it says so, and changes nothing that the next one needs."""
+    rng = random.Random(sample_seed + 1)
+    run = harness.Run(terrace, workspace, job)
+    process = run.start()
+    run.wait_for_metrics(process, 12)
+    process.signal(signal.SIGKILL)
+    process.wait()
+    assert run.checkpoints(), "killed before the first checkpoint"
+    harness.copy_run(run.path, workspace / "killed")
+    # Only files of the run: an unreadable job file is another matter.
+    specs = [f"{operation}:{rng.randrange(1, 12)}:{fault}:{run.path}/"
+             for operation, fault, _ in FAULTS for _ in range(4 if full else 1)]
+    for spec in specs if full else rng.sample(specs, 8):
+        harness.remove(run.path)
+        harness.copy_run(workspace / "killed", run.path)
+        outcome = run.train("--resume", "--test-faults", spec)
+        assert outcome.code in (0, 1), f"{spec}: exit {outcome.code}\n{outcome.output[-4000:]}"
+        run.train("--resume").expect(0)
+        harness.assert_same(expected, run.result(), f"{spec} at the resume")
