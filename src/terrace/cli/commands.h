@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "terrace/base/status.h"
+#include "terrace/data/click_log_generator.h"
 #include "terrace/io/file_system.h"
 
 namespace terrace {
@@ -55,13 +56,13 @@ int InspectCommand(FileSystem* fs, const InspectArguments& arguments);
 struct GenerateArguments {
   std::uint64_t rows = 0;
   std::string output;
-  std::uint64_t seed = 1;
+  std::uint64_t seed = ClickLogSpec().seed;
   std::uint64_t first_row = 0;
-  std::uint64_t cardinality = 1'000'000;
-  double zipf = 1.05;
-  std::uint32_t slots = 26;
-  double click_rate = 0.25;
-  double signal = 1.2;
+  std::uint64_t cardinality = ClickLogSpec().cardinality;
+  double zipf = ClickLogSpec().zipf;
+  std::uint32_t slots = ClickLogSpec().categorical_slots;
+  double click_rate = ClickLogSpec().click_rate;
+  double signal = ClickLogSpec().signal;
   bool json = false;
 };
 int GenerateCommand(FileSystem* fs, const GenerateArguments& arguments,
