@@ -1,4 +1,5 @@
-// Any bytes as the payload of a checkpoint or dense file: no crash, and what decodes comes back equal.
+// Any bytes as the payload of a checkpoint or dense file: no crash, and what decodes comes back
+// equal.
 #include <cstddef>
 #include <cstdint>
 #include <string>
