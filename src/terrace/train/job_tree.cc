@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cctype>
+#include <optional>
 #include <set>
+#include <sstream>
 
 #include <fmt/format.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 namespace terrace {
@@ -79,18 +82,49 @@ struct Converter {
   }
 };
 
+// Notes where documents begin.
+class DocumentStarts final : public YAML::EventHandler {
+ public:
+  const std::vector<YAML::Mark>& marks() const { return marks_; }
+  void OnDocumentStart(const YAML::Mark& mark) override { marks_.push_back(mark); }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+
+ private:
+  std::vector<YAML::Mark> marks_;
+};
+
+// Where a second document begins, if one does. YAML::LoadAll would never end on text such as ",a:
+// }", which yaml-cpp takes for empty documents without end.
+std::optional<YAML::Mark> SecondDocument(const std::string& text) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  DocumentStarts starts;
+  if (!parser.HandleNextDocument(starts) || !parser.HandleNextDocument(starts)) return std::nullopt;
+  return starts.marks().back();
+}
+
 // Exceptions of yaml-cpp stop here.
 JobNode ParseYaml(const std::string& text, Converter* converter) {
   JobNode tree;
   tree.origin = converter->base_name.empty() ? converter->override_origin
                                              : JobOrigin{converter->base_name, 0};
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
-    if (documents.size() > 1) {
-      converter->problems->Add(converter->OriginOf(documents[1].Mark()),
+    const YAML::Node document = YAML::Load(text);
+    if (const std::optional<YAML::Mark> second = SecondDocument(text)) {
+      converter->problems->Add(converter->OriginOf(*second),
                                "a second document begins here; a job is one");
     }
-    if (!documents.empty()) tree = converter->Convert(documents[0], tree.origin, 0);
+    tree = converter->Convert(document, tree.origin, 0);
     if (converter->overflow) {
       converter->problems->Add(tree.origin, "this is nested too deeply, or too large, for a job");
     }
