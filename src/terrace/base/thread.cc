@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "terrace/base/check.h"
+#include "terrace/base/clock.h"
 
 namespace terrace {
 
@@ -46,6 +47,10 @@ void Thread::Join() { thread_.join(); }
 WorkerGroup::WorkerGroup(const std::string& name, int size, std::function<void()> on_start)
     : size_(size) {
   TERRACE_CHECK(size >= 1);
+  {
+    MutexLock lock(&mu_);
+    cpu_seconds_.resize(static_cast<std::size_t>(size));
+  }
   for (int worker = 1; worker < size; ++worker) {
     threads_.emplace_back(name + std::to_string(worker), ThreadPriority::kNormal,
                           [this, worker, on_start] {
@@ -80,6 +85,13 @@ void WorkerGroup::Run(const std::function<void(int)>& task) {
   }
 }
 
+double WorkerGroup::cpu_seconds() const {
+  MutexLock lock(&mu_);
+  double sum = 0;
+  for (double seconds : cpu_seconds_) sum += seconds;
+  return sum;
+}
+
 void WorkerGroup::Loop(int worker) {
   std::uint64_t seen = 0;
   while (true) {
@@ -92,7 +104,9 @@ void WorkerGroup::Loop(int worker) {
       task = task_;
     }
     (*task)(worker);
+    const double cpu_seconds = ThreadCpuSeconds();
     MutexLock lock(&mu_);
+    cpu_seconds_[static_cast<std::size_t>(worker)] = cpu_seconds;
     if (--running_ == 0) done_.NotifyOne();
   }
 }

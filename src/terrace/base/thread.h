@@ -47,18 +47,21 @@ class WorkerGroup {
   ~WorkerGroup();
   int size() const { return size_; }
   void Run(const std::function<void(int)>& task);
+  // CPU time that the group's own threads have used up to the last Run; the caller's is not in it.
+  double cpu_seconds() const TERRACE_EXCLUDES(mu_);
 
  private:
   void Loop(int worker);
 
   const int size_;
-  Mutex mu_;
+  mutable Mutex mu_;
   CondVar start_;
   CondVar done_;
   const std::function<void(int)>* task_ TERRACE_GUARDED_BY(mu_) = nullptr;
   std::uint64_t round_ TERRACE_GUARDED_BY(mu_) = 0;
   int running_ TERRACE_GUARDED_BY(mu_) = 0;
   bool stop_ TERRACE_GUARDED_BY(mu_) = false;
+  std::vector<double> cpu_seconds_ TERRACE_GUARDED_BY(mu_);  // (workers)
   std::vector<Thread> threads_;
 };
 

@@ -60,6 +60,7 @@ PipelineTimes TrainingRun::Times() const {
     if (report.name == "stage") times.stage = FromReport(report);
     if (report.name == "train") times.train = FromReport(report);
   }
+  times.train.cpu_seconds += workers_->cpu_seconds();
   // Write-back is not a stage of the pipeline: its time is that of the stores' writing.
   const StoreStats stores = stores_->stats();
   times.write_back.busy_seconds = stores.write_seconds;
