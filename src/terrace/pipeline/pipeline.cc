@@ -85,9 +85,7 @@ Status Pipeline::RunThreaded() {
 }
 
 void Pipeline::StageLoop(std::size_t s) {
-  const double cpu_start = ThreadCpuSeconds();
   const Status status = RunStage(s);
-  AddTime(s, &StageReport::cpu_seconds, ThreadCpuSeconds() - cpu_start);
   if (!status.ok()) Abort(status);
   if (s < links_.size()) links_[s]->channel.Close();
 }
@@ -120,9 +118,11 @@ Status Pipeline::RunStage(std::size_t s) {
           item->MemoryBytes() + (item->last_of_batch ? item->batch->MemoryBytes() : 0);
     }
     const double start = clock_->MonotonicSeconds();
+    const double cpu_start = ThreadCpuSeconds();
     waited = 0;
     const Status status = stages_[s]->Process(std::move(item), emit, &done);
     AddTime(s, &StageReport::busy_seconds, clock_->MonotonicSeconds() - start - waited);
+    AddTime(s, &StageReport::cpu_seconds, ThreadCpuSeconds() - cpu_start);
     TERRACE_RETURN_IF_ERROR(status);
     MutexLock lock(&mu_);
     ++times_[s].items;
