@@ -99,7 +99,7 @@ struct Job {
     int keep = 2;
   } checkpoint;
   struct Metrics {
-    std::uint64_t every_examples = 0;  // 0: every training.batch examples.
+    std::uint64_t every_examples = 0;  // 0: 65536, whatever the batch.
   } metrics;
   struct Resume {
     // "processor", "threads": identifying settings that may differ from the run's on --resume. The

@@ -465,7 +465,7 @@ void AddRest(Builder* b) {
   OrNull(b->Whole(
       "metrics.every_examples",
       [](Job & job, const std::string&) -> auto& { return job.metrics.every_examples; }, 0, kMax64,
-      "Interval of metrics.jsonl; null: training.batch."));
+      "Interval of metrics.jsonl; null: 65536, whatever the batch."));
   b->TextList(
       "resume.accept", [](Job & job, const std::string&) -> auto& { return job.resume.accept; },
       {"processor", "threads"},
