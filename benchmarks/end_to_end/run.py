@@ -176,10 +176,10 @@ def curve(options):
     try:
         for dim in options.dims:
             base = None
-            model_bytes = None
+            # How large the model is shows only when it is trained; that run's figures are not used.
+            model_bytes = curve_point(options, trainer, dim, 0.5, options.model_gib * GIB)["model_bytes"]
             for ratio in options.ratios:
                 row = curve_point(options, trainer, dim, ratio, model_bytes)
-                model_bytes = row["model_bytes"]
                 base = base or row["rate"]
                 row["share"] = row["rate"] / base
                 results.append(row)
@@ -190,11 +190,11 @@ def curve(options):
 
 
 def curve_point(options, trainer, dim, ratio, model_bytes):
-    """The model is the same at each point; the budget shrinks. The first point holds everything."""
+    """The model is the same at each point; the budget shrinks. Shares are of the first point's rate."""
     threads = options.threads[-1]
-    budget = int((model_bytes or options.model_gib * GIB) / ratio)
-    if budget < GIB:
-        raise SystemExit(f"a budget of {budget / GIB:.2f} GiB: raise --model-gib")
+    budget = int(model_bytes / ratio)
+    if budget < options.least_budget_gib * GIB:
+        raise SystemExit(f"a budget of {budget / GIB:.2f} GiB: raise --rows and --model-gib")
     job = synthetic(options.rows, options.cardinality, dim, [int(h) for h in options.hidden[0].split(",")], 2048, threads,
                     budget, training={"batch": options.batch}, metrics={"every_examples": options.batch})
     summary, lines = trainer.train(job, threads)
@@ -269,6 +269,7 @@ def main():
         if name == "curve":
             command.add_argument("--dims", type=int, nargs="+", default=[32, 64])
             command.add_argument("--ratios", type=float, nargs="+", default=[0.5, 1, 2, 4, 8])
+            command.add_argument("--least-budget-gib", type=float, default=1)
             command.add_argument("--model-gib", type=float, default=8, help="about what the model comes to")
         if name == "overlap":
             command.add_argument("--dims", type=int, nargs="+", default=[32])

@@ -1,0 +1,31 @@
+"""The benchmarks still run, and what they print follows from what was measured."""
+import json
+import pathlib
+import subprocess
+import sys
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+
+
+def test_overlap(tmp_path):
+    output = tmp_path / "figures.json"
+    subprocess.run([sys.executable, FOLDER / "run.py", "overlap", "--rows", "65536", "--cardinality", "1000", "--batch", "8192",
+                    "--budget", "448MiB", "--repeats", "1", "--threads", "1", "--scratch", tmp_path, "--output", output],
+                   check=True, stdin=subprocess.DEVNULL)
+    figures = json.loads(output.read_text())["figures"]
+    bound = max(figures["longest_stage_seconds"], figures["cpu_seconds_per_core"])
+    assert 0 < bound <= figures["wall_depth_0"]
+    assert figures["ratio"] == figures["wall_depth_2"] / bound
+
+
+def test_curve(tmp_path):
+    output = tmp_path / "figures.json"
+    subprocess.run([sys.executable, FOLDER / "run.py", "curve", "--rows", "262144", "--cardinality", "100000", "--batch", "8192",
+                    "--dims", "32", "--ratios", "0.5", "1", "--model-gib", "0.4", "--least-budget-gib", "0.1", "--threads", "1",
+                    "--scratch", tmp_path, "--output", output], check=True, stdin=subprocess.DEVNULL)
+    figures = json.loads(output.read_text())["figures"]
+    assert [f["asked_ratio"] for f in figures] == [0.5, 1]
+    assert figures[0]["share"] == 1 and all(f["rate"] > 0 and 0 <= f["hit_rate"] <= 1 for f in figures)
+    assert figures[0]["model_bytes"] == figures[1]["model_bytes"]
+    assert [round(f["ratio"], 2) for f in figures] == [0.5, 1]
+    assert all(f["peak_bytes"] <= f["budget_bytes"] for f in figures)
