@@ -6,7 +6,6 @@ MIB = 1 << 20
 # epoch evicted is read again in the second. Seconds to run, yet more than 100 MiB of rows.
 EVICTING_ROWS = 12_000
 EVICTING_LOG = dict(seed=3, cardinality=40_000, zipf=0.6)
-LEAST_BUDGET = "96MiB"
 SMALL_BUDGET = "128MiB"
 LARGE_BUDGET = "2GiB"
 

@@ -1,6 +1,7 @@
 """The tiers are invisible to the mathematics: digest and metrics are the same whatever the memory
 budget, depth, batch size, shards, I/O, compaction, compression, checkpoints, interruption."""
 import random
+import re
 import signal
 
 import pytest
@@ -10,7 +11,7 @@ import jobs
 import pairwise
 
 AXES = {
-    "memory.budget": (jobs.LEAST_BUDGET, jobs.SMALL_BUDGET, "192MiB", jobs.LARGE_BUDGET),
+    "memory.budget": ("least", jobs.SMALL_BUDGET, "192MiB", jobs.LARGE_BUDGET),
     "pipeline.depth": (0, 1, 2, 4),
     "training.batch": (256, 1024, 4096, 65536),
     "ssd.shards": (1, 2, 4),
@@ -48,26 +49,44 @@ def reference(terrace, job_of, tmp_path_factory):
     return run.result()
 
 
+def least_budget(terrace, workspace, job, settings):
+    """What the refusal of too small a budget says would do."""
+    run = harness.Run(terrace, workspace, job, name="refused", **{**settings, "memory.budget": "2MiB"})
+    outcome = run.train().expect(2)
+    return re.search(r"needs at least ([\d.]+ ?MiB)", outcome.output).group(1).replace(" ", "")
+
+
+def resume_as_advised(run, outcome):
+    """To the end. A run whose index outgrew the budget says which one would do: it is followed."""
+    advised = 0
+    while outcome.code == 1:
+        advice = re.search(r"--resume --set (memory\.budget=\S+?),? ", outcome.output)
+        assert advice and advised < 8, outcome.output[-4000:]
+        advised += 1
+        outcome = run.train("--resume", "--set", advice.group(1))
+    outcome.expect(0)
+
+
 def train(run, interrupt, rng):
     """To the end, in one process or with SIGINT on the way."""
-    if not interrupt:
-        run.train().expect(0)
-        return
     process = run.start()
-    run.wait_for_metrics(process, rng.randrange(2, 12))
-    process.signal(signal.SIGINT)
+    if interrupt:
+        run.wait_for_metrics(process, rng.randrange(2, 12))
+        process.signal(signal.SIGINT)
     outcome = process.wait()
-    # A run that was faster than the signal is done: then the resume has nothing to do.
-    assert outcome.code in (0, 130), outcome.output[-4000:]
     if outcome.code == 130:
-        assert run.checkpoints(), "an interrupted run leaves a checkpoint"
+        assert interrupt and run.checkpoints(), "an interrupted run leaves a checkpoint"
         assert outcome.seconds < 60
-    run.train("--resume").expect(0)
+        outcome = run.train("--resume")
+    # A run that was faster than the signal is done.
+    resume_as_advised(run, outcome)
 
 
 def check(terrace, workspace, job_of, reference, settings, rng):
     settings = dict(settings)
     suffix, interrupt = settings.pop("suffix"), settings.pop("interrupt")
+    if settings["memory.budget"] == "least":
+        settings["memory.budget"] = least_budget(terrace, workspace, job_of(suffix), settings)
     run = harness.Run(terrace, workspace, job_of(suffix), **settings)
     train(run, interrupt, rng)
     summary = run.summary()
