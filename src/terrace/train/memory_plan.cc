@@ -60,7 +60,30 @@ MemoryPlan FixedPart(const MemoryPlanInput& input) {
   return plan;
 }
 
+std::uint64_t LeastRowBytes(const MemoryPlanInput& input) {
+  return LeastCacheBytes(input.minibatch, input.slots, input.row_bytes_max) + input.index_bytes;
+}
+
+// Batches of one mini-batch, the rows of one, and what the given budget spends besides.
+std::uint64_t LeastBytes(const MemoryPlanInput& input) {
+  const MemoryPlan plan = FixedPart(input);
+  return plan.resident_bytes + plan.slack_bytes + plan.transient_bytes + plan.io_bytes +
+         BatchesBytes(input, input.minibatch) + LeastRowBytes(input);
+}
+
 }  // namespace
+
+std::uint64_t LeastBudgetBytes(const MemoryPlanInput& input) {
+  MemoryPlanInput tried = input;
+  tried.budget_bytes = 0;
+  // A larger budget has larger shares, which are below a sixth of it: the sequence ends.
+  for (std::uint64_t least = LeastBytes(tried); least > tried.budget_bytes;
+       least = LeastBytes(tried)) {
+    tried.budget_bytes = (least + kMiB - 1) / kMiB * kMiB;
+  }
+  // What the process holds already differs a little from start to start.
+  return tried.budget_bytes + 2 * kMiB;
+}
 
 std::uint64_t LeastCacheBytes(std::uint32_t minibatch, std::uint32_t slots,
                               std::uint32_t row_bytes_max) {
@@ -74,18 +97,18 @@ Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input) {
   MemoryPlan plan = FixedPart(input);
   const std::uint64_t fixed =
       plan.resident_bytes + plan.slack_bytes + plan.transient_bytes + plan.io_bytes;
-  const std::uint64_t least_rows =
-      LeastCacheBytes(input.minibatch, input.slots, input.row_bytes_max) + input.index_bytes;
-  const std::uint64_t least = fixed + BatchesBytes(input, input.minibatch) + least_rows;
-  if (least > input.budget_bytes) {
-    // A larger budget has larger shares; 5 % more covers them.
+  const std::uint64_t least_rows = LeastRowBytes(input);
+  if (LeastBytes(input) > input.budget_bytes) {
+    MemoryPlanInput enough = input;
+    enough.budget_bytes = LeastBudgetBytes(input);
+    const MemoryPlan least = FixedPart(enough);
     return InvalidArgumentError(fmt::format(
         "memory.budget of {} is too small: this job needs at least {} (process and network {}, "
-        "rows of one "
-        "mini-batch and index {}, buffers {}). Raise memory.budget, or lower training.minibatch.",
-        FormatBytes(input.budget_bytes), FormatBytes((least + least / 20 + kMiB) / kMiB * kMiB),
-        FormatBytes(plan.resident_bytes), FormatBytes(least_rows),
-        FormatBytes(plan.io_bytes + plan.slack_bytes + plan.transient_bytes)));
+        "rows of one mini-batch and index {}, buffers {}). Raise memory.budget, or lower "
+        "training.minibatch.",
+        FormatBytes(input.budget_bytes), FormatBytes(enough.budget_bytes),
+        FormatBytes(least.resident_bytes), FormatBytes(least_rows),
+        FormatBytes(least.io_bytes + least.slack_bytes + least.transient_bytes)));
   }
   const std::uint64_t rest = input.budget_bytes - fixed;
   // A quarter of what is left for batches, more only when one mini-batch asks for it.

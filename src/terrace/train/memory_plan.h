@@ -42,6 +42,9 @@ struct MemoryPlan {
       0;  // Caches and the stores' indexes together: the index grows, the caches give way.
 };
 
+// The least budget that PlanMemory accepts, in whole MiB, with a little to spare;
+// input.budget_bytes is not read.
+std::uint64_t LeastBudgetBytes(const MemoryPlanInput& input);
 // kInvalidArgument: the budget is too small; says the least that would do.
 Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input);
 std::string DescribeMemoryPlan(const MemoryPlan& plan);

@@ -1,0 +1,65 @@
+#include "terrace/train/memory_plan.h"
+
+#include <gtest/gtest.h>
+
+#include "terrace/base/rng.h"
+#include "terrace/base/units.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+
+MemoryPlanInput RandomInput(Rng* rng) {
+  MemoryPlanInput input;
+  input.resident_bytes = (20 + rng->Below(200)) * kMiB;
+  input.stores = 1 + static_cast<std::uint32_t>(rng->Below(16));
+  input.slots = 1 + static_cast<std::uint32_t>(rng->Below(64));
+  input.dense_width = static_cast<std::uint32_t>(rng->Below(64));
+  input.minibatch = 1U << rng->Below(12);
+  input.batch = input.minibatch << rng->Below(8);
+  if (rng->Below(3) > 0) input.channel_capacities = {1 + rng->Below(3), 1, 1 + rng->Below(3)};
+  input.row_bytes_max = 24 + 8 * static_cast<std::uint32_t>(rng->Below(200));
+  input.dense_state_bytes = rng->Below(64) * kMiB;
+  input.index_bytes = rng->Below(512) * kMiB;
+  input.source_bytes = rng->Below(32) * kMiB;
+  input.validates = rng->Below(2) == 1;
+  return input;
+}
+
+TEST(MemoryPlan, TheLeastThatWouldDoDoes) {
+  for (std::uint64_t seed = 0; seed < 2000; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Rng rng(seed);
+    MemoryPlanInput input = RandomInput(&rng);
+    const std::uint64_t least = LeastBudgetBytes(input);
+    input.budget_bytes = least;
+    const Result<MemoryPlan> plan = PlanMemory(input);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_GE(plan->rows_bytes, LeastCacheBytes(input.minibatch, input.slots, input.row_bytes_max));
+    input.budget_bytes = least - 4 * kMiB;
+    const Result<MemoryPlan> refused = PlanMemory(input);
+    ASSERT_FALSE(refused.ok()) << "not the least";
+    EXPECT_NE(refused.status().message().find("at least " + FormatBytes(least)), std::string::npos)
+        << refused.status().message();
+  }
+}
+
+TEST(MemoryPlan, PartsMakeTheBudget) {
+  for (std::uint64_t seed = 0; seed < 2000; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Rng rng(seed);
+    MemoryPlanInput input = RandomInput(&rng);
+    input.budget_bytes = LeastBudgetBytes(input) + rng.Below(4096) * kMiB;
+    const Result<MemoryPlan> plan = PlanMemory(input);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_EQ(plan->resident_bytes + plan->slack_bytes + plan->transient_bytes + plan->io_bytes +
+                  plan->batches_bytes + plan->rows_bytes,
+              input.budget_bytes);
+    EXPECT_EQ(plan->batch % input.minibatch, 0);
+    EXPECT_LE(plan->batch, input.batch);
+  }
+}
+
+}  // namespace
+}  // namespace terrace
