@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -32,10 +33,15 @@ class Channel {
   }
 
   // Blocks: while the channel is open and empty. nullopt: closed and drained. After Abort: its
-  // cause.
-  Result<std::optional<T>> Receive() TERRACE_EXCLUDES(mu_) {
+  // cause. `stopped`, if given, is asked at least every half second of the wait: true ends it with
+  // kAborted.
+  Result<std::optional<T>> Receive(const std::function<bool()>& stopped = nullptr)
+      TERRACE_EXCLUDES(mu_) {
     MutexLock lock(&mu_);
-    while (items_.empty() && !closed_ && abort_cause_.ok()) not_empty_.Wait(&mu_);
+    while (items_.empty() && !closed_ && abort_cause_.ok()) {
+      if (stopped && stopped()) return AbortedError("stopped while waiting for a batch");
+      not_empty_.Wait(&mu_);
+    }
     if (!abort_cause_.ok()) return abort_cause_;
     if (items_.empty()) return std::optional<T>();
     std::optional<T> item(std::move(items_.front()));

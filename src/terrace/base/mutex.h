@@ -44,11 +44,9 @@ class TERRACE_THREAD_ANNOTATION(scoped_lockable) MutexLock {
 // Wait() may return early: call it in a loop over the condition.
 class CondVar {
  public:
-  void Wait(Mutex* mu) TERRACE_REQUIRES(mu) TERRACE_NO_THREAD_SAFETY_ANALYSIS {
-    std::unique_lock<std::mutex> lock(mu->mu_, std::adopt_lock);
-    cv_.wait(lock);
-    lock.release();
-  }
+  // Looks again every half second even without a notification: glibc before 2.41 may lose one (its
+  // bug 25847), and a run must not stand still for that.
+  void Wait(Mutex* mu) TERRACE_REQUIRES(mu) { WaitFor(mu, std::chrono::milliseconds(500)); }
   void WaitFor(Mutex* mu, std::chrono::milliseconds timeout)
       TERRACE_REQUIRES(mu) TERRACE_NO_THREAD_SAFETY_ANALYSIS {
     std::unique_lock<std::mutex> lock(mu->mu_, std::adopt_lock);

@@ -109,8 +109,9 @@ Status Pipeline::RunStage(std::size_t s) {
     std::unique_ptr<WorkItem> item;
     if (s > 0) {
       const double start = clock_->MonotonicSeconds();
-      TERRACE_ASSIGN_OR_RETURN(std::optional<std::unique_ptr<WorkItem>> received,
-                               links_[s - 1]->channel.Receive());
+      TERRACE_ASSIGN_OR_RETURN(
+          std::optional<std::unique_ptr<WorkItem>> received,
+          links_[s - 1]->channel.Receive([&] { return stages_[s]->WantsToStop(); }));
       AddTime(s, &StageReport::waited_for_input_seconds, clock_->MonotonicSeconds() - start);
       if (!received.has_value()) return OkStatus();
       item = std::move(*received);

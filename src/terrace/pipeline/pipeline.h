@@ -32,6 +32,9 @@ class Stage {
   virtual Status Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* done) = 0;
   // Ends a blocked Process soon. Any thread; after the failure of another stage.
   virtual void Cancel(const Status& /*cause*/) {}
+  // Asked while the stage waits for its input: true ends the run with kAborted. On the stage's own
+  // thread.
+  virtual bool WantsToStop() { return false; }
 };
 
 struct StageReport {

@@ -129,6 +129,50 @@ TEST(Pipeline, AbortFromOutsideEndsIt) {
   other.Join();
 }
 
+// Waits inside the first stage until it is cancelled, as a reader of a slow disk does.
+class SlowSource final : public Stage {
+ public:
+  const std::string& name() const override { return name_; }
+  Status Process(std::unique_ptr<WorkItem> /*item*/, const Emit& /*emit*/,
+                 bool* /*done*/) override {
+    MutexLock lock(&mu_);
+    while (!cancelled_) changed_.Wait(&mu_);
+    return AbortedError("cancelled");
+  }
+  void Cancel(const Status& /*cause*/) override {
+    MutexLock lock(&mu_);
+    cancelled_ = true;
+    changed_.NotifyAll();
+  }
+
+ private:
+  const std::string name_ = "slow";
+  Mutex mu_;
+  CondVar changed_;
+  bool cancelled_ TERRACE_GUARDED_BY(mu_) = false;
+};
+
+class StoppingSink final : public Stage {
+ public:
+  const std::string& name() const override { return name_; }
+  Status Process(std::unique_ptr<WorkItem> /*item*/, const Emit& /*emit*/,
+                 bool* /*done*/) override {
+    return OkStatus();
+  }
+  bool WantsToStop() override { return ++asked_ > 1; }
+
+ private:
+  const std::string name_ = "stopping";
+  int asked_ = 0;
+};
+
+TEST(Pipeline, TheLastStageMayStopWhileItWaitsForASlowOne) {
+  SlowSource source;
+  StoppingSink sink;
+  Pipeline pipeline({&source, &sink}, {1}, Clock::Real());
+  EXPECT_EQ(pipeline.Run().code(), StatusCode::kAborted);
+}
+
 TEST(Pipeline, CapacitiesFollowTheStagesTimes) {
   const double unknown[4] = {};
   EXPECT_EQ(ChannelCapacities(4, unknown, {}), (std::vector<std::size_t>{1, 3, 1}));

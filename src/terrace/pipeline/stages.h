@@ -87,8 +87,13 @@ class TrainStage final : public Stage {
   using Train = std::function<Status(WorkItem* item, std::uint32_t minibatch)>;
   // recycle, if given, gets each item that is done, for its memory.
   using Recycle = std::function<void(std::unique_ptr<WorkItem>)>;
-  explicit TrainStage(Train train, Recycle recycle = nullptr)
-      : train_(std::move(train)), recycle_(std::move(recycle)) {}
+  // wants_to_stop, if given: see Stage::WantsToStop.
+  explicit TrainStage(Train train, Recycle recycle = nullptr,
+                      std::function<bool()> wants_to_stop = nullptr)
+      : train_(std::move(train)),
+        recycle_(std::move(recycle)),
+        wants_to_stop_(std::move(wants_to_stop)) {}
+  bool WantsToStop() override { return wants_to_stop_ && wants_to_stop_(); }
   const std::string& name() const override { return name_; }
   Status Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* done) override;
   void Cancel(const Status& cause) override;
@@ -97,6 +102,7 @@ class TrainStage final : public Stage {
   const std::string name_ = "train";
   const Train train_;
   const Recycle recycle_;
+  const std::function<bool()> wants_to_stop_;
   std::atomic<bool> cancelled_{false};
 };
 

@@ -201,7 +201,11 @@ Result<TrainOutcome> TrainingRun::Run() {
         if (item->first_minibatch + m == 0 && minibatches_since_start_ > 1) AdaptChannels();
         return status;
       },
-      [&pull](std::unique_ptr<WorkItem> item) { pull.Recycle(std::move(item)); });
+      [&pull](std::unique_ptr<WorkItem> item) { pull.Recycle(std::move(item)); },
+      [this] {
+        interrupted_ = interrupted_ || Signalled();
+        return interrupted_;
+      });
   Status status;
   start_examples_ = cursor_.examples;
   const bool all_done =
