@@ -181,25 +181,29 @@ TEST(StoreHazard, WriteOvertakesCompaction) {
   ASSERT_OK(harness.Erase(KeysFrom(harness, 350, 400)));
   ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
   ASSERT_OK(harness.Commit());
-  // After the compaction has read and written its rows: the index must keep the newer ones.
+  // After the compaction has read and written its rows: the index must keep the newer ones. It may
+  // be the compaction thread's, which is often faster than CompactNow, so the harness has a lock.
+  Mutex mu;
   std::atomic<bool> armed{false};
   std::atomic<bool> done{false};
   SyncPoint::Arm([&](std::string_view name) {
     if (name != "store.compact.before_publish" || !armed.load() || done.exchange(true)) return;
+    MutexLock lock(&mu);
     ASSERT_OK(harness.Write(KeysFrom(harness, 200, 300)));
     ASSERT_OK(harness.Erase(KeysFrom(harness, 300, 320)));
     ASSERT_OK(harness.Write(KeysFrom(harness, 360, 370)));
   });
   harness.options()->background_compaction = true;  // So that Write itself does not compact.
   ASSERT_OK(harness.Reopen(1));
-  // The compaction thread may be faster than CompactNow; while armed, this thread only compacts, so
-  // that whichever thread meets the point may use the harness.
+  armed.store(true);
   for (int i = 0; i < 1000 && !done.load(); ++i) {
-    armed.store(false);
-    ASSERT_OK(harness.Write(KeysFrom(harness, 0, 330)));
-    armed.store(true);
+    {
+      MutexLock lock(&mu);
+      ASSERT_OK(harness.Write(KeysFrom(harness, 0, 330)));
+    }
     ASSERT_OK(harness.store()->CompactNow());
   }
+  MutexLock lock(&mu);
   ASSERT_TRUE(done.load());
   ASSERT_OK(harness.store()->background_status());
   ASSERT_OK(harness.CheckAll());
