@@ -22,11 +22,10 @@ constexpr std::uint8_t kNoHexDigit = 0xff;
 constexpr std::array<std::uint8_t, 256> MakeHexTable() {
   std::array<std::uint8_t, 256> table{};
   for (auto& entry : table) entry = kNoHexDigit;
-  for (int i = 0; i < 10; ++i)
-    table[static_cast<std::size_t>('0' + i)] = static_cast<std::uint8_t>(i);
-  for (int i = 0; i < 6; ++i) {
-    table[static_cast<std::size_t>('a' + i)] = static_cast<std::uint8_t>(10 + i);
-    table[static_cast<std::size_t>('A' + i)] = static_cast<std::uint8_t>(10 + i);
+  for (std::uint8_t i = 0; i < 10; ++i) table[std::size_t{'0'} + i] = i;
+  for (std::uint8_t i = 0; i < 6; ++i) {
+    table[std::size_t{'a'} + i] = static_cast<std::uint8_t>(10 + i);
+    table[std::size_t{'A'} + i] = static_cast<std::uint8_t>(10 + i);
   }
   return table;
 }

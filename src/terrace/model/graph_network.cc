@@ -97,7 +97,7 @@ Result<std::unique_ptr<Network>> GraphNetwork::Create(std::unique_ptr<Graph> gra
   TERRACE_ASSIGN_OR_RETURN(network->weight_, built.Find("weight"));
   TERRACE_ASSIGN_OR_RETURN(network->loss_, built.Find("loss"));
   network->logit_ = built.nodes()[built.values()[network->loss_].producer].inputs[0];
-  const auto buffers = static_cast<std::uint64_t>(2 + network->optimizer_.moments());
+  const auto buffers = 2 + static_cast<std::uint64_t>(network->optimizer_.moments());
   const std::uint64_t floats = AlignToBlock(network->parameter_floats());
   TERRACE_ASSIGN_OR_RETURN(network->memory_,
                            HugeBuffer::Allocate(buffers * floats * sizeof(float)));
