@@ -191,7 +191,7 @@ Result<TrainOutcome> TrainingRun::Run() {
   PullStage::Options options;
   options.slots = PlannedSlots(*plan_);
   options.minibatch = job_.training.minibatch;
-  options.resident_sets = static_cast<std::uint32_t>(std::min(job_.pipeline.depth, 2) + 1);
+  options.resident_sets = job_.pipeline.depth > 0 ? 2 : 1;
   options.before_pull = [this] { return BeforePull(); };
   PullStage pull(options, cache_pointers_);
   HostStage stage;
