@@ -16,10 +16,9 @@ std::uint64_t BatchBytesPerExample(const MemoryPlanInput& input) {
   return std::uint64_t{input.slots} * 12 + std::uint64_t{input.dense_width} * 4 + 24;
 }
 
-// Bytes that a working set adds: local rows, inverse lists, places and pins, when every key is
-// distinct.
+// Bytes that a working set adds: local rows, inverse lists, places and pins, all keys distinct.
 std::uint64_t WorkBytesPerExample(const MemoryPlanInput& input) {
-  return std::uint64_t{input.slots} * 40;
+  return std::uint64_t{input.slots} * 56;
 }
 
 // The planner's map: 24-byte slots at a load of at most a half, for about half of the occurrences.
@@ -111,12 +110,13 @@ Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input) {
         FormatBytes(least.io_bytes + least.slack_bytes + least.transient_bytes)));
   }
   const std::uint64_t rest = input.budget_bytes - fixed;
-  // Two fifths of what is left for batches, more only when one mini-batch asks for it: the larger a
-  // batch, the fewer bytes of the disk are read for each of its rows, and that is worth more than a
-  // larger cache.
+  // A share of what is left goes to batches, more only when one mini-batch asks for it. The larger
+  // a batch, the fewer bytes of the disk are read for each of its rows; with little memory the rows
+  // and their index need it more.
+  const std::uint64_t share = rest >= 256 * kMiB ? rest / 5 * 2 : rest / 4;
   std::uint32_t batch = input.batch;
-  while (batch > input.minibatch && (BatchesBytes(input, batch) > rest / 5 * 2 ||
-                                     BatchesBytes(input, batch) + least_rows > rest)) {
+  while (batch > input.minibatch &&
+         (BatchesBytes(input, batch) > share || BatchesBytes(input, batch) + least_rows > rest)) {
     batch = std::max(input.minibatch, batch / 2 / input.minibatch * input.minibatch);
   }
   plan.batch = batch;
