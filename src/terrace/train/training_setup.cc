@@ -47,7 +47,13 @@ Status TrainingRun::OpenInputs() {
   train.read_ahead_bytes =
       std::min(train.read_ahead_bytes, std::max(kMiB, job_.memory.budget_bytes / 128));
   train_read_ahead_bytes_ = train.read_ahead_bytes;
-  TERRACE_ASSIGN_OR_RETURN(source_, OpenSource(fs_, train));
+  Result<std::unique_ptr<ExampleSource>> source = OpenSource(fs_, train);
+  if (source.status().code() == StatusCode::kNotFound) {
+    return InvalidArgumentError(
+        source.status().message());  // The job names a file that is not there.
+  }
+  TERRACE_RETURN_IF_ERROR(source.status());
+  source_ = std::move(*source);
   if (job_.has_validation) {
     TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<ExampleSource> validation,
                              OpenSource(fs_, job_.validation_data));
