@@ -107,6 +107,15 @@ def test_every_sync_point_of_a_resume(terrace, workspace, job, undisturbed, samp
         resume_and_compare(run, expected, f"killed at {point} of the resume")
 
 
+def test_killed_between_the_last_checkpoint_and_the_summary(terrace, workspace, job, undisturbed):
+    expected, _, _ = undisturbed
+    run = harness.Run(terrace, workspace, job)
+    run.train().expect(0)
+    (run.path / "summary.json").unlink()
+    resume_and_compare(run, expected, "without its summary")
+    assert run.summary()["finished"]
+
+
 def test_second_signal_ends_at_once(terrace, workspace, job, undisturbed):
     expected, _, _ = undisturbed
     run = harness.Run(terrace, workspace, job)

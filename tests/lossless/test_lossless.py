@@ -1,5 +1,6 @@
 """The tiers are invisible to the mathematics: digest and metrics are the same whatever the memory
 budget, depth, batch size, shards, I/O, compaction, compression, checkpoints, interruption."""
+import math
 import random
 import re
 import signal
@@ -60,10 +61,10 @@ def resume_as_advised(run, outcome):
     """To the end. A run whose index outgrew the budget says which one would do: it is followed."""
     advised = 0
     while outcome.code == 1:
-        advice = re.search(r"--resume --set (memory\.budget=\S+?),? ", outcome.output)
+        advice = re.search(r"memory\.budget(?:=| must be at least )([\d.]+) ?MiB", outcome.output)
         assert advice and advised < 8, outcome.output[-4000:]
         advised += 1
-        outcome = run.train("--resume", "--set", advice.group(1))
+        outcome = run.train("--resume", "--set", f"memory.budget={math.ceil(float(advice.group(1)))}MiB")
     outcome.expect(0)
 
 

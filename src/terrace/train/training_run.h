@@ -51,6 +51,8 @@ class TrainingRun {
   Status MakeMemoryPlan();
   Status OpenRun(RunMode mode);
   Status MakeCaches();
+  // Whether summary.json is there and tells of that checkpoint.
+  bool HasSummaryOf(std::uint64_t checkpoint);
   Status Restore(const Checkpoint& checkpoint);
 
   // Stage 4: one mini-batch and what is due after it.

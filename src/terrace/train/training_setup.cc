@@ -147,7 +147,8 @@ Status TrainingRun::OpenRun(RunMode mode) {
     TERRACE_RETURN_IF_ERROR(quota_->Reserve(DenseFileBytes(), 0));
   }
   const Checkpoint& newest = kept.back();
-  if (newest.finished) {
+  // Without the summary, the last process ended between the two: there is still that to do.
+  if (newest.finished && HasSummaryOf(newest.id)) {
     already_finished_ = true;
     return OkStatus();
   }
@@ -159,6 +160,13 @@ Status TrainingRun::OpenRun(RunMode mode) {
   TERRACE_ASSIGN_OR_RETURN(metrics_file_,
                            MetricsFile::Open(fs_, metrics_path, newest.metrics_bytes));
   return Restore(newest);
+}
+
+bool TrainingRun::HasSummaryOf(std::uint64_t checkpoint) {
+  const Result<std::string> json = ReadFileToString(fs_, JoinPath(run_->path(), "summary.json"));
+  if (!json.ok()) return false;
+  const Result<RunSummary> summary = SummaryFromJson(*json);
+  return summary.ok() && summary->checkpoint == checkpoint;
 }
 
 Status TrainingRun::Restore(const Checkpoint& checkpoint) {
