@@ -126,6 +126,11 @@ def test_resume_of_a_finished_run(finished):
     assert finished.result() == before
 
 
+def test_resume_of_a_finished_run_with_another_seed_is_refused(finished):
+    outcome = finished.train("--resume", "--set", "seed=12").expect(2)
+    assert "seed" in outcome.output and "11" in outcome.output and "12" in outcome.output, outcome.output
+
+
 def test_resume_with_another_seed_is_refused(terrace, workspace, log):
     run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 200}))
     process = run.start()

@@ -29,6 +29,11 @@ const char* Prefix(LogLevel level) {
   return "";
 }
 
+bool OnTerminal() {
+  static const bool terminal = isatty(STDERR_FILENO) == 1;
+  return terminal;
+}
+
 }  // namespace
 
 void SetLogLevel(LogLevel level) { g_level.store(level, std::memory_order_relaxed); }
@@ -45,8 +50,10 @@ void LogText(LogLevel level, std::string_view message) {
   std::fwrite(text.data(), 1, text.size(), stderr);
 }
 
+double ProgressIntervalSeconds() { return OnTerminal() ? 1.0 : 10.0; }
+
 void SetProgressLine(std::string_view line) {
-  static const bool terminal = isatty(STDERR_FILENO) == 1;
+  const bool terminal = OnTerminal();
   if (GetLogLevel() > LogLevel::kInfo) return;
   MutexLock lock(&g_mu);
   if (!terminal && line.empty()) return;

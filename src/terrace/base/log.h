@@ -15,5 +15,7 @@ LogLevel GetLogLevel();
 void LogText(LogLevel level, std::string_view message);
 // The line that is rewritten in place on a terminal; plain lines otherwise. Empty: takes it away.
 void SetProgressLine(std::string_view line);
+// Seconds between two of them: a log need not be as lively as a terminal.
+double ProgressIntervalSeconds();
 
 }  // namespace terrace

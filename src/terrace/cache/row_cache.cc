@@ -46,6 +46,22 @@ WriteBackOptions BufferOptions(const RowCacheOptions& options, std::size_t shard
 
 }  // namespace
 
+RowCacheStats& RowCacheStats::operator+=(const RowCacheStats& other) {
+  hits += other.hits;
+  misses += other.misses;
+  created += other.created;
+  evictions += other.evictions;
+  written_back += other.written_back;
+  rows += other.rows;
+  pinned_rows += other.pinned_rows;
+  dirty_rows += other.dirty_rows;
+  used_bytes += other.used_bytes;
+  capacity_bytes += other.capacity_bytes;
+  reserve_waits += other.reserve_waits;
+  load_seconds += other.load_seconds;
+  return *this;
+}
+
 PinnedRows::PinnedRows(PinnedRows&& other) noexcept
     : cache_(std::exchange(other.cache_, nullptr)),
       rows_(std::exchange(other.rows_, {})),

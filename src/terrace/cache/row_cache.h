@@ -44,6 +44,8 @@ struct RowCacheStats {
   std::uint64_t used_bytes = 0, capacity_bytes = 0;
   std::uint64_t reserve_waits = 0;  // Pins that waited for an earlier working set to leave.
   double load_seconds = 0;          // Pin's wait for the stores.
+
+  RowCacheStats& operator+=(const RowCacheStats& other);  // For several tables.
 };
 
 class RowCache;

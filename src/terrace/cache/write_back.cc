@@ -1,6 +1,5 @@
 #include "terrace/cache/write_back.h"
 
-#include <algorithm>
 #include <cstring>
 #include <new>
 #include <numeric>
@@ -26,8 +25,7 @@ std::uint64_t BufferCount(const WriteBackOptions& options) { return options.back
 }  // namespace
 
 std::uint64_t WriteBack::BytesFor(const WriteBackOptions& options) {
-  constexpr std::uint64_t kPerRow =
-      2 * sizeof(Key) + sizeof(std::uint32_t) + sizeof(const std::byte*);
+  constexpr std::uint64_t kPerRow = 2 * sizeof(Key) + sizeof(const std::byte*);
   const std::uint64_t count = BufferCount(options);
   return count * (RowBufferBytes(options) + kPerRow * options.buffer_rows) +
          EntryMap::BytesFor(count * options.buffer_rows);
@@ -55,9 +53,8 @@ Status WriteBack::Allocate() {
     Buffer& buffer = buffers_[i - 1];
     TERRACE_ASSIGN_OR_RETURN(buffer.rows, HugeBuffer::Allocate(RowBufferBytes(options_)));
     buffer.keys.reserve(options_.buffer_rows);
-    buffer.order.reserve(options_.buffer_rows);
-    buffer.sorted_keys.reserve(options_.buffer_rows);
-    buffer.sorted_rows.reserve(options_.buffer_rows);
+    buffer.shard_keys.reserve(options_.buffer_rows);
+    buffer.shard_rows.reserve(options_.buffer_rows);
     idle_.push_back(static_cast<std::uint32_t>(i - 1));
   }
   TERRACE_RETURN_IF_ERROR(map_.Reset(buffers_.size() * options_.buffer_rows));
@@ -142,33 +139,30 @@ void WriteBack::Submit() {
 
 Status WriteBack::WriteRows(Buffer* buffer) {
   SyncPoint::Hit("cache.writeback.before_write");
+  // A counting sort by shard; the store brings the rows of one into its own order.
   const auto shards = static_cast<std::uint32_t>(stores_.size());
   const std::vector<Key>& keys = buffer->keys;
-  buffer->order.resize(keys.size());
-  std::iota(buffer->order.begin(), buffer->order.end(), 0U);
-  std::sort(buffer->order.begin(), buffer->order.end(), [&](std::uint32_t a, std::uint32_t b) {
-    const std::uint64_t hash_a = MixKey(keys[a]), hash_b = MixKey(keys[b]);
-    return std::pair(ShardOfHash(hash_a, shards), hash_a) <
-           std::pair(ShardOfHash(hash_b, shards), hash_b);
-  });
-  buffer->sorted_keys.clear();
-  buffer->sorted_rows.clear();
-  for (const std::uint32_t index : buffer->order) {
-    buffer->sorted_keys.push_back(keys[index]);
-    buffer->sorted_rows.push_back(RowIn(*buffer, index));
+  std::vector<std::size_t> ends(shards + 1, 0);
+  for (const Key key : keys) ++ends[ShardOfHash(MixKey(key), shards) + 1];
+  std::partial_sum(ends.begin(), ends.end(), ends.begin());
+  buffer->shard_keys.resize(keys.size());
+  buffer->shard_rows.resize(keys.size());
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const std::size_t place = ends[ShardOfHash(MixKey(keys[i]), shards)]++;
+    buffer->shard_keys[place] = keys[i];
+    buffer->shard_rows[place] = RowIn(*buffer, i);
   }
-  const std::span<const Key> all_keys = buffer->sorted_keys;
-  const std::span<const std::byte* const> all_rows = buffer->sorted_rows;
-  for (std::size_t begin = 0; begin < all_keys.size();) {
-    const std::uint32_t shard = ShardOfHash(MixKey(all_keys[begin]), shards);
-    std::size_t end = begin + 1;
-    while (end < all_keys.size() && ShardOfHash(MixKey(all_keys[end]), shards) == shard) ++end;
-    const Status written = stores_[shard]->Write(all_keys.subspan(begin, end - begin),
-                                                 all_rows.subspan(begin, end - begin));
+  std::size_t begin = 0;
+  for (std::uint32_t shard = 0; shard < shards; ++shard) {
+    const std::size_t count = ends[shard] - begin;
+    if (count == 0) continue;
+    const Status written = stores_[shard]->Write(
+        std::span<const Key>(buffer->shard_keys).subspan(begin, count),
+        std::span<const std::byte* const>(buffer->shard_rows).subspan(begin, count));
     if (!written.ok()) {
       return written.WithContext("writing evicted rows to shard " + std::to_string(shard));
     }
-    begin = end;
+    begin = ends[shard];
   }
   SyncPoint::Hit("cache.writeback.after_write");
   return OkStatus();

@@ -1,5 +1,5 @@
 // WriteBack: dirty rows on their way to the stores. Rows are copied into buffers of fixed size; a
-// full buffer is sorted and written, by a thread of its own or by whoever needs the room. Until its
+// full buffer is written, by a thread of its own or by whoever needs the room. Until its
 // write has succeeded a row is found here, in its newest version. Writes go in the order of
 // appending; a failed one stays first in the queue and nothing is written until Flush() tries
 // again. Threads: internally synchronised; Append from one thread at a time. Borrows the stores.
@@ -82,10 +82,9 @@ class WriteBack {
     HugeBuffer rows;
     std::vector<Key> keys;
     std::uint64_t sequence = 0;  // Of its submission, from 1.
-    // Scratch of the write: the rows in the order of shard and hash.
-    std::vector<std::uint32_t> order;
-    std::vector<Key> sorted_keys;
-    std::vector<const std::byte*> sorted_rows;
+    // Scratch of the write: the rows by shard.
+    std::vector<Key> shard_keys;
+    std::vector<const std::byte*> shard_rows;
   };
 
   WriteBack(const WriteBackOptions& options, std::vector<Store*> stores);

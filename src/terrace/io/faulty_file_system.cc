@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <deque>
 #include <numeric>
 #include <utility>
 
+#include "terrace/base/check.h"
 #include "terrace/base/log.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
@@ -128,43 +130,59 @@ class FaultyReadQueue final : public ReadQueue {
   FaultyReadQueue(FaultyFileSystem* fs, std::unique_ptr<ReadQueue> base)
       : fs_(fs), base_(std::move(base)) {}
 
-  Status Run(std::span<ReadRequest> requests) override {
-    std::vector<std::optional<FaultyFileSystem::Hit>> hits(requests.size());
-    std::vector<ReadRequest> passed;
-    std::vector<std::size_t> origins;
+  void Start(std::span<ReadRequest> requests) override {
+    Group& group = groups_.emplace_back();
+    group.requests = requests;
+    group.hits.resize(requests.size());
     for (std::size_t i = 0; i < requests.size(); ++i) {
       ReadRequest& request = requests[i];
-      hits[i] = fs_->Count(FileOperation::kRead, request.file->path());
+      auto& hit = group.hits[i];
+      hit = fs_->Count(FileOperation::kRead, request.file->path());
       request.status = OkStatus();
       request.bytes_read = 0;
-      if (hits[i] && hits[i]->fault == Fault::kError) {
-        request.status = FaultError(hits[i]->fault, FileOperation::kRead, request.file->path());
+      if (hit && hit->fault == Fault::kError) {
+        request.status = FaultError(hit->fault, FileOperation::kRead, request.file->path());
         continue;
       }
       ReadRequest inner = request;
       // A file of another file system is read as it is.
       if (auto* file = dynamic_cast<FaultyFile*>(request.file)) inner.file = file->base_.get();
-      passed.push_back(std::move(inner));
-      origins.push_back(i);
+      group.passed.push_back(std::move(inner));
+      group.origins.push_back(i);
     }
+    base_->Start(group.passed);
+  }
+
+  Status Wait() override {
+    TERRACE_CHECK(!groups_.empty());
     // Each request carries its own status; the first of them is the result below.
-    (void)base_->Run(passed).ok();
-    for (std::size_t j = 0; j < passed.size(); ++j) {
-      ReadRequest& request = requests[origins[j]];
-      request.status = std::move(passed[j].status);
-      request.bytes_read = passed[j].bytes_read;
-      if (const auto& hit = hits[origins[j]]; hit && request.status.ok()) {
+    (void)base_->Wait().ok();
+    const Group group = std::move(groups_.front());
+    groups_.pop_front();
+    for (std::size_t j = 0; j < group.passed.size(); ++j) {
+      ReadRequest& request = group.requests[group.origins[j]];
+      request.status = group.passed[j].status;
+      request.bytes_read = group.passed[j].bytes_read;
+      if (const auto& hit = group.hits[group.origins[j]]; hit && request.status.ok()) {
         request.bytes_read = Spoil(hit->fault, hit->random, request.buffer, request.bytes_read);
       }
     }
-    return FirstError(requests);
+    return FirstError(group.requests);
   }
 
   std::string_view name() const override { return base_->name(); }
 
  private:
+  struct Group {
+    std::span<ReadRequest> requests;
+    std::vector<std::optional<FaultyFileSystem::Hit>> hits;  // (requests)
+    std::vector<ReadRequest> passed;                         // Those that the base reads.
+    std::vector<std::size_t> origins;                        // Their places in `requests`.
+  };
+
   FaultyFileSystem* const fs_;
-  const std::unique_ptr<ReadQueue> base_;
+  std::deque<Group> groups_;               // Started, not waited for; oldest first.
+  const std::unique_ptr<ReadQueue> base_;  // Goes first: it may read into the groups until then.
 };
 
 FaultyFileSystem::FaultyFileSystem(FileSystem* base, std::vector<FaultRule> rules) : base_(base) {

@@ -62,15 +62,24 @@ struct ReadRequest {
   std::size_t bytes_read = 0;
 };
 
-// Runs many reads at once: io_uring, or a pool of threads where the kernel forbids it. One caller
-// at a time.
+// Reads many ranges at once: io_uring, or a pool of threads where the kernel forbids it. Requests
+// come in groups, so that a caller handles one while the next are read. One caller at a time.
 class ReadQueue {
  public:
-  virtual ~ReadQueue() = default;
-  // Blocks: until every request is done. Each request has its own status; the result is the first
-  // error, with its file.
-  virtual Status Run(std::span<ReadRequest> requests) = 0;
+  virtual ~ReadQueue() = default;  // Waits for what was started.
+  // Begins to read a group, after all those started before it, without waiting for the disk.
+  // Requests and buffers are the queue's until Wait has returned for the group.
+  virtual void Start(std::span<ReadRequest> requests) = 0;
+  // Blocks: until the oldest group not yet waited for is done. Each request has its own status; the
+  // result is the group's first error, with its file. REQUIRES: there is such a group.
+  virtual Status Wait() = 0;
   virtual std::string_view name() const = 0;  // "io_uring", "threads", "memory", ...
+
+  // One group. REQUIRES: none is started and not waited for.
+  Status Run(std::span<ReadRequest> requests) {
+    Start(requests);
+    return Wait();
+  }
 };
 
 struct ReadQueueOptions {

@@ -2,8 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <atomic>
+#include <deque>
+#include <string>
+#include <vector>
 
+#include "terrace/base/check.h"
+#include "terrace/base/mutex.h"
 #include "terrace/base/thread.h"
 
 namespace terrace {
@@ -14,30 +18,82 @@ constexpr int kMaxThreads = 256;  // Likewise for stacks.
 
 class ThreadReadQueue final : public ReadQueue {
  public:
-  ThreadReadQueue(int threads, std::string_view name) : name_(name), workers_("io", threads) {}
-
-  Status Run(std::span<ReadRequest> requests) override {
-    if (requests.size() <= 1 || workers_.size() == 1) {
-      for (ReadRequest& request : requests) RunOne(&request);
-      return FirstError(requests);
+  ThreadReadQueue(int threads, std::string_view name) : name_(name) {
+    if (threads == 1) return;
+    for (int i = 0; i < threads; ++i) {
+      threads_.emplace_back("io-" + std::to_string(i), ThreadPriority::kNormal, [this] { Loop(); });
     }
-    // Relaxed: only hands out each index once; the group's own lock publishes the results.
-    std::atomic<std::size_t> next{0};
-    workers_.Run([&](int) {
-      while (true) {
-        std::size_t i = next.fetch_add(1, std::memory_order_relaxed);
-        if (i >= requests.size()) return;
-        RunOne(&requests[i]);
-      }
-    });
+  }
+  ~ThreadReadQueue() override {
+    {
+      MutexLock lock(&mu_);
+      stop_ = true;
+      work_.NotifyAll();
+    }
+    for (Thread& thread : threads_) thread.Join();
+  }
+
+  void Start(std::span<ReadRequest> requests) override {
+    MutexLock lock(&mu_);
+    groups_.push_back({requests, 0, requests.size()});
+    if (!requests.empty()) work_.NotifyAll();
+  }
+
+  Status Wait() override {
+    MutexLock lock(&mu_);
+    TERRACE_CHECK(!groups_.empty());
+    Group& group = groups_.front();  // The deque grows at its end; references stay.
+    if (threads_.empty()) {
+      for (ReadRequest& request : group.requests) RunOne(&request);
+      group.unfinished = 0;
+    }
+    while (group.unfinished > 0) done_.Wait(&mu_);
+    const std::span<ReadRequest> requests = group.requests;
+    groups_.pop_front();
     return FirstError(requests);
   }
 
   std::string_view name() const override { return name_; }
 
  private:
+  struct Group {
+    std::span<ReadRequest> requests;
+    std::size_t next = 0;  // The first that no thread has taken.
+    std::size_t unfinished = 0;
+  };
+
+  Group* NextGroup() TERRACE_REQUIRES(mu_) {
+    for (Group& group : groups_) {
+      if (group.next < group.requests.size()) return &group;
+    }
+    return nullptr;
+  }
+
+  // Ends when all that was started is read.
+  void Loop() {
+    MutexLock lock(&mu_);
+    while (true) {
+      Group* group = NextGroup();
+      if (group == nullptr) {
+        if (stop_) return;
+        work_.Wait(&mu_);
+        continue;
+      }
+      ReadRequest* request = &group->requests[group->next++];
+      mu_.Unlock();
+      RunOne(request);
+      mu_.Lock();
+      if (--group->unfinished == 0) done_.NotifyAll();
+    }
+  }
+
   const std::string_view name_;
-  WorkerGroup workers_;
+  Mutex mu_;
+  CondVar work_;                                      // A group was started; stop.
+  CondVar done_;                                      // A group is done.
+  std::deque<Group> groups_ TERRACE_GUARDED_BY(mu_);  // Started, not waited for; oldest first.
+  bool stop_ TERRACE_GUARDED_BY(mu_) = false;
+  std::vector<Thread> threads_;
 };
 
 }  // namespace

@@ -9,8 +9,8 @@ namespace terrace {
 
 Status ValidateReadQueueOptions(const ReadQueueOptions& options);
 
-// Calls ReadAt of each file, on `threads` threads of which the caller is one; `name` must be a
-// literal.
+// Calls ReadAt of each file, on `threads` threads of its own; with one, Wait does it on the
+// caller's. `name` must be a literal.
 std::unique_ptr<ReadQueue> NewThreadReadQueue(int threads, std::string_view name = "threads");
 
 // kUnavailable: the kernel has no io_uring or forbids it; the message says which.

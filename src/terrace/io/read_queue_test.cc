@@ -151,6 +151,42 @@ TEST_P(ReadQueueTest, EachRequestHasItsOwnStatus) {
   }
 }
 
+// As the store reads: some groups are on their way while one is handled and its memory used again.
+TEST_P(ReadQueueTest, GroupsEndInTheOrderOfTheirStart) {
+  Rng rng(kSeed + 1);
+  auto file = Open(OpenMode::kReadDirect);
+  constexpr std::size_t kGroups = 5, kMostRequests = 40;
+  auto arena = HugeBuffer::Allocate(kGroups * kMostRequests * kDirectIoAlignment);
+  TERRACE_ASSERT_OK(arena);
+  std::vector<ReadRequest> groups[kGroups];
+  std::size_t started = 0, done = 0;
+  while (done < 60) {
+    while (started < 60 && started - done < kGroups && (started == done || rng.Below(3) > 0)) {
+      const std::size_t place = started++ % kGroups;
+      groups[place].assign(rng.Below(kMostRequests + 1), {});
+      for (std::size_t i = 0; i < groups[place].size(); ++i) {
+        ReadRequest& request = groups[place][i];
+        request.file = file.get();
+        request.offset = rng.Below(kFileBytes / kDirectIoAlignment) * kDirectIoAlignment;
+        request.buffer = arena->span().subspan((place * kMostRequests + i) * kDirectIoAlignment,
+                                               kDirectIoAlignment);
+      }
+      queue_->Start(groups[place]);
+    }
+    TERRACE_ASSERT_OK(queue_->Wait());
+    for (const ReadRequest& request : groups[done++ % kGroups]) {
+      ASSERT_EQ(request.bytes_read, kDirectIoAlignment);
+      ASSERT_EQ(FirstWrong(kSeed, request.offset, request.buffer), kDirectIoAlignment);
+    }
+  }
+  // What is started and not waited for does not outlive the queue.
+  groups[0].assign(1, {});
+  groups[0][0].file = file.get();
+  groups[0][0].buffer = arena->span().first(kDirectIoAlignment);
+  queue_->Start(groups[0]);
+  queue_.reset();
+}
+
 TEST_P(ReadQueueTest, AnEmptyBatchIsDone) { TERRACE_EXPECT_OK(queue_->Run({})); }
 
 const Variant kVariants[] = {

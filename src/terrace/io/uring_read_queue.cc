@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <deque>
 #include <vector>
 
 #include "terrace/base/check.h"
@@ -16,55 +17,104 @@ namespace {
 
 class UringReadQueue final : public ReadQueue {
  public:
-  explicit UringReadQueue(int depth) : depth_(static_cast<std::size_t>(depth)) {}
+  explicit UringReadQueue(int depth) : depth_(static_cast<unsigned>(depth)), slots_(depth_) {
+    for (unsigned slot = depth_; slot > 0; --slot) free_.push_back(slot - 1);
+  }
   ~UringReadQueue() override {
+    AwaitInFlight();  // The kernel writes into the caller's buffers until then.
     if (open_) io_uring_queue_exit(&ring_);
   }
 
   // A negative errno when the kernel refuses.
   int Open() {
-    int result = io_uring_queue_init(static_cast<unsigned>(depth_), &ring_, 0);
+    int result = io_uring_queue_init(depth_, &ring_, 0);
     open_ = result == 0;
     return result;
   }
 
-  Status Run(std::span<ReadRequest> requests) override;
+  void Start(std::span<ReadRequest> requests) override;
+  Status Wait() override;
   std::string_view name() const override { return "io_uring"; }
 
  private:
-  void Prepare(ReadRequest* request);
-  bool SubmitAndWait();
+  struct Group {
+    std::span<ReadRequest> requests;
+    std::size_t next = 0;  // The first that has not been given to a slot.
+    std::size_t unfinished = 0;
+  };
+  // One request on its way.
+  struct Slot {
+    ReadRequest* request = nullptr;
+    Group* group = nullptr;
+  };
+
+  void Fill();
+  void Prepare(unsigned slot);
+  bool Submit(unsigned wait_for);
   void Reap();
+  void Finish(unsigned slot);
+  void AwaitInFlight();
   void Abandon(int error);
 
-  const std::size_t depth_;
+  const unsigned depth_;
   bool open_ = false;
   io_uring ring_;
-  std::vector<ReadRequest*> again_;   // Short or interrupted; bytes_read says where they go on.
-  std::vector<ReadRequest*> staged_;  // In the submission ring, not yet taken by the kernel.
-  std::size_t in_flight_ = 0;         // Taken by the kernel, not yet reaped.
+  std::deque<Group> groups_;  // Started, not waited for; oldest first.
+  std::vector<Slot> slots_;   // (depth_)
+  std::vector<unsigned> free_;
+  std::vector<unsigned> again_;   // Short or interrupted; bytes_read says where they go on.
+  std::vector<unsigned> staged_;  // In the submission ring, not yet taken by the kernel.
+  unsigned in_flight_ = 0;        // Taken by the kernel, not yet reaped.
 };
 
-void UringReadQueue::Prepare(ReadRequest* request) {
-  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
-  TERRACE_CHECK(sqe != nullptr);  // At most depth_ requests are between Prepare and Reap.
-  std::size_t done = request->bytes_read;
-  std::size_t want = std::min(request->buffer.size() - done, kMaxBytesPerCall);
-  io_uring_prep_read(sqe, static_cast<PosixFile*>(request->file)->fd(),
-                     request->buffer.data() + done, static_cast<unsigned>(want),
-                     request->offset + done);
-  io_uring_sqe_set_data(sqe, request);
-  staged_.push_back(request);
+// Puts requests into the submission ring, in their order, until all slots are taken.
+void UringReadQueue::Fill() {
+  for (; !again_.empty(); again_.pop_back()) Prepare(again_.back());
+  for (Group& group : groups_) {
+    while (group.next < group.requests.size()) {
+      if (free_.empty()) return;
+      ReadRequest* request = &group.requests[group.next++];
+      auto* file = dynamic_cast<PosixFile*>(request->file);
+      if (file == nullptr || request->buffer.empty()) {
+        RunOne(request);  // A wrapped file has no descriptor that may be read past it.
+        --group.unfinished;
+        continue;
+      }
+      if (file->aligned()) {
+        CheckDirectAlignment(request->offset, request->buffer.data(), request->buffer.size());
+      }
+      request->bytes_read = 0;
+      request->status = OkStatus();
+      const unsigned slot = free_.back();
+      free_.pop_back();
+      slots_[slot] = {request, &group};
+      Prepare(slot);
+    }
+  }
 }
 
-// False: the ring takes no more.
-bool UringReadQueue::SubmitAndWait() {
+void UringReadQueue::Prepare(unsigned slot) {
+  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+  TERRACE_CHECK(sqe != nullptr);  // The ring has an entry for each slot.
+  const ReadRequest& request = *slots_[slot].request;
+  const std::size_t done = request.bytes_read;
+  const std::size_t want = std::min(request.buffer.size() - done, kMaxBytesPerCall);
+  io_uring_prep_read(sqe, static_cast<PosixFile*>(request.file)->fd(), request.buffer.data() + done,
+                     static_cast<unsigned>(want), request.offset + done);
+  sqe->user_data = slot;
+  staged_.push_back(slot);
+}
+
+// Hands what is staged to the kernel and waits until `wait_for` of what it has are done. False: the
+// ring takes no more.
+bool UringReadQueue::Submit(unsigned wait_for) {
   constexpr int kMaxRefusals = 100;  // With nothing in flight, so that nothing can give way.
   for (int refusals = 0; refusals < kMaxRefusals;) {
-    int result = io_uring_submit_and_wait(&ring_, 1);
+    int result = io_uring_submit_and_wait(&ring_, wait_for);
     if (result >= 0) {
-      std::size_t taken = std::min(static_cast<std::size_t>(result), staged_.size());
-      staged_.erase(staged_.begin(), staged_.begin() + static_cast<std::ptrdiff_t>(taken));
+      const unsigned taken = std::min(static_cast<unsigned>(result),  //
+                                      static_cast<unsigned>(staged_.size()));
+      staged_.erase(staged_.begin(), staged_.begin() + taken);
       in_flight_ += taken;
       if (in_flight_ > 0 || staged_.empty()) return true;
       ++refusals;
@@ -88,70 +138,88 @@ bool UringReadQueue::SubmitAndWait() {
 void UringReadQueue::Reap() {
   io_uring_cqe* cqe;
   while (io_uring_peek_cqe(&ring_, &cqe) == 0) {
-    auto* request = static_cast<ReadRequest*>(io_uring_cqe_get_data(cqe));
-    std::int64_t result = cqe->res;
+    const auto slot = static_cast<unsigned>(cqe->user_data);
+    const std::int64_t result = cqe->res;
     io_uring_cqe_seen(&ring_, cqe);
     --in_flight_;
+    ReadRequest* request = slots_[slot].request;
     ReadStep step =
         static_cast<PosixFile*>(request->file)
             ->AfterRead(request->offset, request->buffer.size(), request->bytes_read, result);
     request->bytes_read = step.bytes_read;
     request->status = std::move(step.status);
-    if (!step.done) again_.push_back(request);
+    if (step.done) {
+      Finish(slot);
+    } else {
+      again_.push_back(slot);
+    }
   }
 }
 
-// The kernel still writes into the buffers of what it took, so those are awaited; the rest is read
-// by plain calls, and so are all later requests.
-void UringReadQueue::Abandon(int error) {
-  LogText(LogLevel::kWarning,
-          fmt::format("io_uring stopped taking reads ({}); reading by plain calls from here on, "
-                      "which is slower",
-                      std::strerror(error)));
+void UringReadQueue::Finish(unsigned slot) {
+  --slots_[slot].group->unfinished;
+  slots_[slot] = {};
+  free_.push_back(slot);
+}
+
+void UringReadQueue::AwaitInFlight() {
   while (in_flight_ > 0) {
     io_uring_cqe* cqe;
     int wait = io_uring_wait_cqe(&ring_, &cqe);
     TERRACE_CHECK(wait == 0 || wait == -EINTR || wait == -EAGAIN);
     Reap();
   }
+}
+
+// What the kernel took is awaited; the rest is read by plain calls, and so are all later requests.
+void UringReadQueue::Abandon(int error) {
+  LogText(LogLevel::kWarning,
+          fmt::format("io_uring stopped taking reads ({}); reading by plain calls from here on, "
+                      "which is slower",
+                      std::strerror(error)));
+  AwaitInFlight();
   again_.insert(again_.end(), staged_.begin(), staged_.end());
   staged_.clear();
   io_uring_queue_exit(&ring_);
   open_ = false;
+  for (; !again_.empty(); again_.pop_back()) {
+    RunOne(slots_[again_.back()].request);
+    Finish(again_.back());
+  }
 }
 
-Status UringReadQueue::Run(std::span<ReadRequest> requests) {
-  std::size_t next = 0;
-  while (open_ &&
-         (next < requests.size() || !again_.empty() || !staged_.empty() || in_flight_ > 0)) {
-    while (in_flight_ + staged_.size() < depth_) {
-      if (!again_.empty()) {
-        ReadRequest* request = again_.back();
-        again_.pop_back();
-        Prepare(request);
-        continue;
-      }
-      if (next == requests.size()) break;
-      ReadRequest* request = &requests[next++];
-      auto* file = dynamic_cast<PosixFile*>(request->file);
-      if (file == nullptr || request->buffer.empty()) {
-        RunOne(request);  // A wrapped file has no descriptor that may be read past it.
-        continue;
-      }
-      if (file->aligned()) {
-        CheckDirectAlignment(request->offset, request->buffer.data(), request->buffer.size());
-      }
-      request->bytes_read = 0;
-      request->status = OkStatus();
-      Prepare(request);
-    }
-    if (in_flight_ + staged_.size() == 0) break;
-    if (!SubmitAndWait()) break;
+void UringReadQueue::Start(std::span<ReadRequest> requests) {
+  groups_.push_back({requests, 0, requests.size()});
+  if (!open_) return;
+  Reap();
+  Fill();
+  if (!staged_.empty()) Submit(0);
+}
+
+Status UringReadQueue::Wait() {
+  TERRACE_CHECK(!groups_.empty());
+  Group& group = groups_.front();
+  while (open_ && group.unfinished > 0) {
+    Fill();
+    if (group.unfinished == 0) break;
+    // Several at a time, so that a fast disk does not wake this thread for each of them.
+    const std::size_t on_their_way = in_flight_ + staged_.size();
+    const std::size_t wait_for =
+        std::min({group.unfinished, on_their_way, std::max<std::size_t>(1, depth_ / 4)});
+    if (!Submit(static_cast<unsigned>(wait_for))) break;
     Reap();
   }
-  for (ReadRequest* request : again_) RunOne(request);
-  again_.clear();
-  for (; next < requests.size(); ++next) RunOne(&requests[next]);
+  // Without a ring.
+  for (; group.next < group.requests.size(); --group.unfinished)
+    RunOne(&group.requests[group.next++]);
+  TERRACE_CHECK(group.unfinished == 0);
+  const std::span<ReadRequest> requests = group.requests;
+  groups_.pop_front();
+  // The disk goes on while the caller handles this group.
+  if (open_) {
+    Fill();
+    if (!staged_.empty()) Submit(0);
+  }
   return FirstError(requests);
 }
 

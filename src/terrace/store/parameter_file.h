@@ -46,6 +46,7 @@ struct RecordLayout {
   static RecordLayout Of(std::string_view table, std::uint32_t shard, std::uint32_t row_bytes);
   // XORed into the check of every record of this file, so that a record of another one fails it.
   std::uint64_t CheckSeed(std::uint64_t file_id) const;
+  std::uint64_t RecordOffset(std::uint64_t row) const { return kBlockBytes + row * record_bytes; }
   std::uint64_t KeysOffset(std::uint64_t rows) const {
     return kBlockBytes + AlignUp(rows * record_bytes, kBlockBytes);
   }

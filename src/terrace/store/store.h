@@ -82,6 +82,8 @@ struct StoreStats {
   std::uint64_t checkpoint_only_bytes = 0;      // Files that only kept manifests name.
   std::uint64_t index_bytes = 0;                // Memory of the index.
   std::uint64_t files = 0;
+
+  StoreStats& operator+=(const StoreStats& other);  // For several stores.
 };
 
 // What a checkpoint says of one store.

@@ -76,8 +76,9 @@ class StoreImpl final : public Store {
   Status background_status() const override;
 
  private:
-  struct IndexBatch;   // Of a recovery.
-  struct Range;        // Of a read plan.
+  struct IndexBatch;  // Of a recovery.
+  struct Range;       // Of a read plan.
+  struct ReadPart;
   struct ReadPlan;     // One slice of a batch.
   struct SortedKey;    // Of a write.
   struct MergeSource;  // One input of a compaction.
@@ -121,13 +122,14 @@ class StoreImpl final : public Store {
   Status RemoveStrays() TERRACE_EXCLUDES(mu_);
 
   // --- store_read.cc
-  Status PlanRead(std::span<const Key> keys, std::span<std::uint8_t> found, ReadPlan* plan)
-      TERRACE_REQUIRES(read_mu_) TERRACE_EXCLUDES(mu_);
-  Status RunPlan(std::span<const Key> keys, std::span<std::byte* const> rows,
-                 std::span<std::uint8_t> found, ReadPlan* plan) TERRACE_REQUIRES(read_mu_);
-  Status RunRound(std::span<const Range> ranges, std::span<const Key> keys,
-                  std::span<std::byte* const> rows, std::span<std::uint8_t> found, ReadPlan* plan)
-      TERRACE_REQUIRES(read_mu_);
+  // Where the wanted keys lie, in the order of their places.
+  void PlanRead(ReadPlan* plan) TERRACE_REQUIRES(read_mu_) TERRACE_EXCLUDES(mu_);
+  Status RunPlan(const ReadPlan& plan) TERRACE_REQUIRES(read_mu_);
+  // Plans requests for the wanted rows from `next` on, as many as fit; returns the first that does
+  // not.
+  std::size_t FillPart(const ReadPlan& plan, std::size_t next, ReadPart* part) const;
+  // Checks and hands out the rows of a part that was read.
+  Status TakePart(const ReadPlan& plan, const ReadPart& part) TERRACE_REQUIRES(read_mu_);
 
   // --- store_commit.cc
   Result<ManifestReference> PublishManifest(const Manifest& manifest,
@@ -190,7 +192,6 @@ class StoreImpl final : public Store {
   const RecordLayout layout_;
   bool index_exact_ = true;
   std::uint64_t rows_per_file_ = 0;
-  std::uint64_t read_bytes_limit_ = 0;     // Of one request.
   std::uint64_t compact_input_bytes_ = 0;  // Of the compaction's buffer; the rest is for writing.
 
   Mutex read_mu_;
@@ -230,6 +231,13 @@ class StoreImpl final : public Store {
   std::atomic<std::uint64_t> rows_read_{0}, rows_written_{0}, rows_compacted_{0}, compactions_{0};
   std::atomic<std::int64_t> read_nanos_{0}, write_nanos_{0}, compaction_nanos_{0};
 };
+
+// The read buffer's parts, which the disk and the reader take in turn.
+inline constexpr std::size_t kReadParts = 8;
+// Rows of a batch lie anywhere in memory; beyond so many bytes the processor sees the pattern of a
+// row itself.
+inline constexpr std::size_t kPrefetchRows = 8;
+inline constexpr std::size_t kMostPrefetchBytes = 512;
 
 // Counts from its construction to its destruction.
 class ScopedTimer {

@@ -106,14 +106,9 @@ StoreImpl::~StoreImpl() {
 }
 
 Status StoreImpl::Prepare() {
-  const std::uint64_t least = 4 * SectionCursor::LeastBuffer(layout_.record_bytes);
+  const std::uint64_t least = kReadParts * SectionCursor::LeastBuffer(layout_.record_bytes);
   const std::uint64_t buffer_bytes =
       AlignUp(std::max(options_.io_buffer_bytes, least), kBlockBytes);
-  // Several requests share the buffer, so that the disk has some at the same time.
-  read_bytes_limit_ = std::max<std::uint64_t>(
-      SectionCursor::LeastBuffer(layout_.record_bytes),
-      std::min<std::uint64_t>(std::uint64_t{1} << 20,
-                              buffer_bytes / 8 / kBlockBytes * kBlockBytes));
   {
     MutexLock lock(&read_mu_);
     TERRACE_ASSIGN_OR_RETURN(read_buffer_, HugeBuffer::Allocate(buffer_bytes));
@@ -506,6 +501,26 @@ Status StoreImpl::background_status() const {
 std::uint64_t StoreImpl::index_bytes() const {
   MutexLock lock(&mu_);
   return index_->bytes() + deletions_->bytes();
+}
+
+StoreStats& StoreStats::operator+=(const StoreStats& other) {
+  read_bytes += other.read_bytes;
+  write_bytes += other.write_bytes;
+  read_requests += other.read_requests;
+  rows_read += other.rows_read;
+  rows_written += other.rows_written;
+  rows_compacted += other.rows_compacted;
+  compactions += other.compactions;
+  read_seconds += other.read_seconds;
+  write_seconds += other.write_seconds;
+  compaction_seconds += other.compaction_seconds;
+  live_rows += other.live_rows;
+  live_bytes += other.live_bytes;
+  disk_bytes += other.disk_bytes;
+  checkpoint_only_bytes += other.checkpoint_only_bytes;
+  index_bytes += other.index_bytes;
+  files += other.files;
+  return *this;
 }
 
 StoreStats StoreImpl::stats() const {

@@ -17,7 +17,8 @@ constexpr std::size_t kSliceKeys = std::size_t{1} << kIndexBits;
 // Keys looked up under one hold of the lock, so that a write waits for a fraction of a millisecond.
 constexpr std::size_t kLookupBatch = 4096;
 
-Place PlaceOf(std::uint64_t wanted) { return wanted >> kIndexBits; }
+std::uint32_t SlotOf(std::uint64_t wanted) { return SlotOfPlace(wanted >> kIndexBits); }
+std::uint32_t RowOf(std::uint64_t wanted) { return RowOfPlace(wanted >> kIndexBits); }
 std::size_t IndexOf(std::uint64_t wanted) { return wanted & (kSliceKeys - 1); }
 
 }  // namespace
@@ -27,16 +28,24 @@ struct StoreImpl::Range {
   StoredFile* file = nullptr;
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
-  std::size_t buffer_offset = 0;
   std::size_t begin = 0;  // Of ReadPlan::wanted.
   std::size_t end = 0;
 };
 
+// A part of the read buffer and the group of requests that fills it: one part is handled while the
+// disk fills the others.
+struct StoreImpl::ReadPart {
+  std::span<std::byte> buffer;
+  std::vector<Range> ranges;
+  std::vector<ReadRequest> requests;  // (ranges)
+};
+
 struct StoreImpl::ReadPlan {
+  std::span<const Key> keys;
+  std::span<std::byte* const> rows;
+  std::span<std::uint8_t> found;
   std::vector<std::uint64_t> wanted;  // Place and index of the key, one word; sorted.
-  std::vector<std::uint64_t> spare;
-  std::vector<FilePtr> held;  // By slot: the files that the places lie in.
-  std::vector<ReadRequest> requests;
+  std::vector<FilePtr> held;          // By slot: the files that the places lie in.
 };
 
 Status StoreImpl::Read(std::span<const Key> keys, std::span<std::byte* const> rows,
@@ -48,9 +57,11 @@ Status StoreImpl::Read(std::span<const Key> keys, std::span<std::byte* const> ro
   for (std::size_t begin = 0; begin < keys.size(); begin += kSliceKeys) {
     const std::size_t n = std::min(kSliceKeys, keys.size() - begin);
     ReadPlan plan;
-    TERRACE_RETURN_IF_ERROR(PlanRead(keys.subspan(begin, n), found.subspan(begin, n), &plan));
-    TERRACE_RETURN_IF_ERROR(
-        RunPlan(keys.subspan(begin, n), rows.subspan(begin, n), found.subspan(begin, n), &plan));
+    plan.keys = keys.subspan(begin, n);
+    plan.rows = rows.subspan(begin, n);
+    plan.found = found.subspan(begin, n);
+    PlanRead(&plan);
+    TERRACE_RETURN_IF_ERROR(RunPlan(plan));
     MutexLock state(&mu_);
     for (const FilePtr& file : plan.held) held_gone |= file != nullptr && !file->live;
   }
@@ -61,20 +72,20 @@ Status StoreImpl::Read(std::span<const Key> keys, std::span<std::byte* const> ro
   return OkStatus();
 }
 
-Status StoreImpl::PlanRead(std::span<const Key> keys, std::span<std::uint8_t> found,
-                           ReadPlan* plan) {
-  plan->wanted.reserve(keys.size());
+void StoreImpl::PlanRead(ReadPlan* plan) {
+  const std::size_t count = plan->keys.size();
+  plan->wanted.reserve(count);
   std::uint64_t hashes[kLookupBatch];
   Place places[kLookupBatch];
   std::uint32_t most_slots = 0;
-  for (std::size_t begin = 0; begin < keys.size(); begin += kLookupBatch) {
-    const std::size_t n = std::min(kLookupBatch, keys.size() - begin);
-    for (std::size_t i = 0; i < n; ++i) hashes[i] = MixKey(keys[begin + i]);
+  for (std::size_t begin = 0; begin < count; begin += kLookupBatch) {
+    const std::size_t n = std::min(kLookupBatch, count - begin);
+    for (std::size_t i = 0; i < n; ++i) hashes[i] = MixKey(plan->keys[begin + i]);
     MutexLock lock(&mu_);
     index_->Lookup({hashes, n}, places);
     if (plan->held.size() < slots_.size()) plan->held.resize(slots_.size());
     for (std::size_t i = 0; i < n; ++i) {
-      found[begin + i] = 0;
+      plan->found[begin + i] = 0;
       if (places[i] == kNoPlace) continue;
       const std::uint32_t slot = SlotOfPlace(places[i]);
       if (plan->held[slot] == nullptr) plan->held[slot] = slots_[slot];
@@ -84,84 +95,103 @@ Status StoreImpl::PlanRead(std::span<const Key> keys, std::span<std::uint8_t> fo
   }
   int slot_bits = 0;
   while ((std::uint64_t{1} << slot_bits) < most_slots) ++slot_bits;
-  RadixSort(&plan->wanted, &plan->spare, kIndexBits, kIndexBits + kRowBits + slot_bits,
+  std::vector<std::uint64_t> spare;
+  RadixSort(&plan->wanted, &spare, kIndexBits, kIndexBits + kRowBits + slot_bits,
             [](std::uint64_t wanted) { return wanted; });
-  return OkStatus();
 }
 
-Status StoreImpl::RunPlan(std::span<const Key> keys, std::span<std::byte* const> rows,
-                          std::span<std::uint8_t> found, ReadPlan* plan) {
-  std::vector<Range> round;
-  std::size_t used = 0;  // Of the buffer.
-  const std::vector<std::uint64_t>& wanted = plan->wanted;
-  for (std::size_t i = 0; i < wanted.size();) {
-    Range range;
-    const std::uint32_t slot = SlotOfPlace(PlaceOf(wanted[i]));
-    range.file = plan->held[slot].get();
-    range.begin = i;
-    const auto offset_of = [&](std::size_t w) {
-      return kBlockBytes + std::uint64_t{RowOfPlace(PlaceOf(wanted[w]))} * layout_.record_bytes;
-    };
-    range.offset = offset_of(i) / kBlockBytes * kBlockBytes;
-    std::uint64_t end = AlignUp(offset_of(i) + layout_.record_bytes, kBlockBytes);
-    for (++i; i < wanted.size() && SlotOfPlace(PlaceOf(wanted[i])) == slot; ++i) {
-      const std::uint64_t next_begin = offset_of(i) / kBlockBytes * kBlockBytes;
-      const std::uint64_t next_end = AlignUp(offset_of(i) + layout_.record_bytes, kBlockBytes);
-      if (next_begin > end + options_.merge_gap_bytes) break;
-      if (next_end - range.offset > read_bytes_limit_) break;
-      end = next_end;
-    }
-    range.end = i;
-    range.bytes = end - range.offset;
-    if (used + range.bytes > read_buffer_.size()) {
-      TERRACE_RETURN_IF_ERROR(RunRound(round, keys, rows, found, plan));
-      round.clear();
-      used = 0;
-    }
-    range.buffer_offset = used;
-    used += range.bytes;
-    round.push_back(range);
+Status StoreImpl::RunPlan(const ReadPlan& plan) {
+  std::vector<ReadPart> parts(kReadParts);
+  const std::size_t part_bytes = read_buffer_.size() / kReadParts / kBlockBytes * kBlockBytes;
+  for (std::size_t p = 0; p < kReadParts; ++p) {
+    parts[p].buffer = read_buffer_.span().subspan(p * part_bytes, part_bytes);
   }
-  if (!round.empty()) TERRACE_RETURN_IF_ERROR(RunRound(round, keys, rows, found, plan));
-  rows_read_.fetch_add(wanted.size(), std::memory_order_relaxed);
+  Status status;
+  std::size_t next = 0;  // Of plan.wanted.
+  for (std::size_t started = 0, done = 0;;) {
+    while (status.ok() && next < plan.wanted.size() && started - done < kReadParts) {
+      ReadPart* part = &parts[started++ % kReadParts];
+      next = FillPart(plan, next, part);
+      read_queue_->Start(part->requests);
+    }
+    if (started == done) break;
+    // After a failure what was started is waited for: the disk still writes into the buffer.
+    const ReadPart& part = parts[done++ % kReadParts];
+    const Status read = read_queue_->Wait();
+    if (status.ok()) status = read.ok() ? TakePart(plan, part) : read;
+  }
+  TERRACE_RETURN_IF_ERROR(status);
+  rows_read_.fetch_add(plan.wanted.size(), std::memory_order_relaxed);
   return OkStatus();
 }
 
-Status StoreImpl::RunRound(std::span<const Range> ranges, std::span<const Key> keys,
-                           std::span<std::byte* const> rows, std::span<std::uint8_t> found,
-                           ReadPlan* plan) {
-  plan->requests.clear();
-  for (const Range& range : ranges) {
+std::size_t StoreImpl::FillPart(const ReadPlan& plan, std::size_t next, ReadPart* part) const {
+  part->ranges.clear();
+  part->requests.clear();
+  const std::vector<std::uint64_t>& wanted = plan.wanted;
+  const auto begin_of = [&](std::size_t w) {
+    return layout_.RecordOffset(RowOf(wanted[w])) / kBlockBytes * kBlockBytes;
+  };
+  const auto end_of = [&](std::size_t w) {
+    return AlignUp(layout_.RecordOffset(RowOf(wanted[w])) + layout_.record_bytes, kBlockBytes);
+  };
+  std::size_t used = 0;  // Of the part's buffer.
+  while (next < wanted.size()) {
+    Range range;
+    const std::uint32_t slot = SlotOf(wanted[next]);
+    range.file = plan.held[slot].get();
+    range.begin = next;
+    range.offset = begin_of(next);
+    std::uint64_t end = end_of(next);
+    const std::uint64_t limit = part->buffer.size() - used;
+    if (end - range.offset > limit) break;
+    for (++next; next < wanted.size() && SlotOf(wanted[next]) == slot; ++next) {
+      if (begin_of(next) > end + options_.merge_gap_bytes) break;
+      if (end_of(next) - range.offset > limit) break;
+      end = end_of(next);
+    }
+    range.end = next;
+    range.bytes = end - range.offset;
     ReadRequest request;
     request.file = range.file->file.get();
     request.offset = range.offset;
-    request.buffer = read_buffer_.span().subspan(range.buffer_offset, range.bytes);
-    plan->requests.push_back(std::move(request));
+    request.buffer = part->buffer.subspan(used, range.bytes);
+    part->requests.push_back(std::move(request));
+    part->ranges.push_back(range);
+    used += range.bytes;
   }
-  TERRACE_RETURN_IF_ERROR(read_queue_->Run(plan->requests));
+  return next;
+}
+
+Status StoreImpl::TakePart(const ReadPlan& plan, const ReadPart& part) {
+  const std::size_t prefetch_bytes = std::min<std::size_t>(layout_.row_bytes, kMostPrefetchBytes);
   std::uint64_t bytes = 0;
-  for (std::size_t r = 0; r < ranges.size(); ++r) {
-    const Range& range = ranges[r];
-    const ReadRequest& request = plan->requests[r];
+  for (std::size_t r = 0; r < part.ranges.size(); ++r) {
+    const Range& range = part.ranges[r];
+    const ReadRequest& request = part.requests[r];
     if (request.bytes_read != range.bytes) {
       return CorruptionError(fmt::format("{}: ends at offset {}, inside of its records",
                                          range.file->path, range.offset + request.bytes_read));
     }
     bytes += range.bytes;
     for (std::size_t w = range.begin; w < range.end; ++w) {
-      const std::size_t i = IndexOf(plan->wanted[w]);
-      const std::uint64_t offset =
-          kBlockBytes + std::uint64_t{RowOfPlace(PlaceOf(plan->wanted[w]))} * layout_.record_bytes;
+      if (w + kPrefetchRows < plan.wanted.size()) {
+        const std::byte* row = plan.rows[IndexOf(plan.wanted[w + kPrefetchRows])];
+        for (std::size_t at = 0; at < prefetch_bytes; at += 64) __builtin_prefetch(row + at, 1);
+      }
+      const std::size_t i = IndexOf(plan.wanted[w]);
+      const std::uint64_t offset = layout_.RecordOffset(RowOf(plan.wanted[w]));
       const std::byte* record = request.buffer.data() + (offset - range.offset);
       TERRACE_RETURN_IF_ERROR(CheckRecord(record, layout_, range.file->seed, range.file->path,
-                                          offset, index_exact_ ? &keys[i] : nullptr));
-      if (HeadOf(record).key != keys[i]) continue;  // Of an index that may answer with another's.
-      std::memcpy(rows[i], record + kRecordHeadBytes, layout_.row_bytes);
-      found[i] = 1;
+                                          offset, index_exact_ ? &plan.keys[i] : nullptr));
+      // Of an index that may answer with another's.
+      if (HeadOf(record).key != plan.keys[i]) continue;
+      std::memcpy(plan.rows[i], record + kRecordHeadBytes, layout_.row_bytes);
+      plan.found[i] = 1;
     }
   }
   read_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  read_requests_.fetch_add(ranges.size(), std::memory_order_relaxed);
+  read_requests_.fetch_add(part.ranges.size(), std::memory_order_relaxed);
   return OkStatus();
 }
 

@@ -14,8 +14,6 @@ namespace {
 // Index entries changed under one hold of the lock, so that a read waits for a fraction of a
 // millisecond.
 constexpr std::size_t kPublishBatch = 4096;
-constexpr std::size_t kPrefetchRows = 8;         // Rows of a batch lie anywhere in memory.
-constexpr std::size_t kMostPrefetchBytes = 512;  // Beyond it the processor sees the pattern itself.
 }  // namespace
 
 struct StoreImpl::SortedKey {

@@ -1,7 +1,5 @@
 #include "terrace/train/evaluator.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -10,12 +8,12 @@
 #include <fmt/format.h>
 
 #include "terrace/base/clock.h"
-#include "terrace/base/memory.h"
-#include "terrace/base/thread.h"
+#include "terrace/base/units.h"
 #include "terrace/train/checkpoint.h"
 #include "terrace/train/evaluation.h"
 #include "terrace/train/job.h"
 #include "terrace/train/memory_plan.h"
+#include "terrace/train/model_runtime.h"
 #include "terrace/train/run_stores.h"
 
 namespace terrace {
@@ -41,9 +39,7 @@ class LoadedRun {
   Job job_;
   std::unique_ptr<ExampleSource> source_;
   std::optional<ModelPlan> plan_;
-  std::unique_ptr<Network> network_;
-  std::unique_ptr<WorkerGroup> workers_;
-  std::unique_ptr<StepExecutor> executor_;
+  ModelRuntime model_;
   MemoryPlan memory_;
   std::unique_ptr<RunStores> stores_;
   std::vector<std::unique_ptr<RowCache>> caches_;
@@ -62,35 +58,13 @@ Status LoadedRun::OpenNewestCheckpoint() {
 Status LoadedRun::OpenModel() {
   TERRACE_ASSIGN_OR_RETURN(ModelPlan plan, MakeModelPlan(job_, source_->schema()));
   plan_.emplace(std::move(plan));
-  TERRACE_ASSIGN_OR_RETURN(network_, CreateNetwork(plan_->network, plan_->inputs, job_.seed));
+  TERRACE_ASSIGN_OR_RETURN(model_, ModelRuntime::Make(job_, *plan_));
   TERRACE_ASSIGN_OR_RETURN(const DenseState dense, run_->ReadDense(checkpoint_));
-  TERRACE_RETURN_IF_ERROR(
-      network_->Load(dense).WithContext("loading the network of the checkpoint"));
-  PrepareComputeThread();
-  workers_ = std::make_unique<WorkerGroup>("compute", job_.training.threads,
-                                           [] { PrepareComputeThread(); });
-  TERRACE_ASSIGN_OR_RETURN(
-      executor_, StepExecutor::Create(StepTables(*plan_), job_.training.minibatch, network_.get(),
-                                      workers_.get()));
-  TERRACE_RETURN_IF_ERROR(executor_->WarmUp());
-  return OkStatus();
+  return model_.network->Load(dense).WithContext("loading the network of the checkpoint");
 }
 
 Status LoadedRun::OpenRows(FileSystem* fs) {
-  MemoryPlanInput input;
-  input.budget_bytes = job_.memory.budget_bytes;
-  input.resident_bytes = ReadProcessMemory().resident_bytes;
-  input.stores = static_cast<std::uint32_t>(plan_->tables.size()) *
-                 static_cast<std::uint32_t>(job_.ssd.shards);
-  input.slots = static_cast<std::uint32_t>(plan_->slots.size());
-  input.dense_width = plan_->inputs.dense_width;
-  input.batch = job_.training.batch;
-  input.minibatch = job_.training.minibatch;
-  for (const TablePlan& table : plan_->tables) {
-    input.row_bytes_max = std::max(input.row_bytes_max, table.schema.row_bytes());
-  }
-  input.source_bytes = source_->MemoryBytes();
-  TERRACE_ASSIGN_OR_RETURN(memory_, PlanMemory(input));
+  TERRACE_ASSIGN_OR_RETURN(memory_, PlanMemory(MakeMemoryPlanInput(job_, *plan_, *source_)));
   RunStores::Options options;
   options.io_buffer_bytes = memory_.io_buffer_bytes;
   options.background = false;
@@ -98,14 +72,20 @@ Status LoadedRun::OpenRows(FileSystem* fs) {
   TERRACE_ASSIGN_OR_RETURN(
       stores_, RunStores::Open(fs, Clock::Real(), nullptr, run_.get(), job_, *plan_, options,
                                checkpoint_, std::span<const Checkpoint>(&checkpoint_, 1)));
-  const std::uint64_t index_bytes = stores_->index_bytes();
-  const std::uint64_t least = LeastCacheBytes(input.minibatch, input.slots, input.row_bytes_max);
-  const std::uint64_t bytes =
-      memory_.rows_bytes > index_bytes + least ? memory_.rows_bytes - index_bytes : least;
+  const std::uint64_t needed = stores_->index_bytes() + LeastCacheBytes(job_, *plan_);
+  if (needed > memory_.rows_bytes) {
+    return OutOfMemoryError(
+        fmt::format("the index of the run's rows takes {}: the memory.budget of {} that its job "
+                    "gives is too small by {}; resume it with a larger one first",
+                    FormatBytes(stores_->index_bytes()), FormatBytes(memory_.budget_bytes),
+                    FormatBytes(needed - memory_.rows_bytes)));
+  }
+  const std::vector<std::uint64_t> cache_bytes =
+      SplitCacheBytes(job_, *plan_, memory_.rows_bytes - stores_->index_bytes());
   for (std::size_t t = 0; t < plan_->tables.size(); ++t) {
     RowCacheOptions cache;
     cache.row_bytes = plan_->tables[t].schema.row_bytes();
-    cache.capacity_bytes = bytes / plan_->tables.size();
+    cache.capacity_bytes = cache_bytes[t];
     cache.lru_share = job_.cache.lru_share;
     cache.background_write_back = false;
     // A key that training has never seen reads as zeros.
@@ -143,7 +123,7 @@ Status LoadedRun::Run(ClickMetrics* metrics, const PredictionSink& sink) {
   KeyPlanner planner(PlannedSlots(*plan_), plan_->tables.size(), job_.training.minibatch);
   PinProvider rows(cache_pointers_);
   return Evaluate(source_.get(), memory_.batch, job_.training.minibatch, &planner, &rows,
-                  executor_.get(), metrics, sink, nullptr);
+                  model_.executor.get(), metrics, sink, nullptr);
 }
 
 // Collects text and writes it in large pieces.

@@ -1,15 +1,19 @@
 #include "terrace/train/memory_plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include <fmt/format.h>
 
+#include "terrace/base/check.h"
+#include "terrace/base/memory.h"
 #include "terrace/base/units.h"
 
 namespace terrace {
 namespace {
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+constexpr std::uint64_t kMetadataBytes = 96;  // Of a cached row, at most: entry, map, queues.
 
 // Bytes of one example in a batch: keys with their CSR, dense features, label, origin.
 std::uint64_t BatchBytesPerExample(const MemoryPlanInput& input) {
@@ -60,7 +64,7 @@ MemoryPlan FixedPart(const MemoryPlanInput& input) {
 }
 
 std::uint64_t LeastRowBytes(const MemoryPlanInput& input) {
-  return LeastCacheBytes(input.minibatch, input.slots, input.row_bytes_max) + input.index_bytes;
+  return input.least_cache_bytes + input.index_bytes;
 }
 
 // Batches of one mini-batch, the rows of one, and what the given budget spends besides.
@@ -68,6 +72,12 @@ std::uint64_t LeastBytes(const MemoryPlanInput& input) {
   const MemoryPlan plan = FixedPart(input);
   return plan.resident_bytes + plan.slack_bytes + plan.transient_bytes + plan.io_bytes +
          BatchesBytes(input, input.minibatch) + LeastRowBytes(input);
+}
+
+// Of a table's cache. Arenas come in huge pages, and the write buffer takes a share.
+std::uint64_t LeastTableBytes(const Job& job, const TablePlan& table) {
+  const std::uint64_t rows = std::uint64_t{job.training.minibatch} * table.slots.size();
+  return 2 * rows * (table.schema.row_bytes() + kMetadataBytes) + 8 * kMiB;
 }
 
 }  // namespace
@@ -84,12 +94,46 @@ std::uint64_t LeastBudgetBytes(const MemoryPlanInput& input) {
   return tried.budget_bytes + 2 * kMiB;
 }
 
-std::uint64_t LeastCacheBytes(std::uint32_t minibatch, std::uint32_t slots,
-                              std::uint32_t row_bytes_max) {
-  // Metadata and map cost up to 96 bytes a row; arenas come in huge pages, and the write buffer
-  // takes a share.
-  const std::uint64_t rows = std::uint64_t{minibatch} * slots;
-  return 2 * rows * (row_bytes_max + 96) + 8 * kMiB;
+MemoryPlanInput MakeMemoryPlanInput(const Job& job, const ModelPlan& plan,
+                                    const ExampleSource& source) {
+  MemoryPlanInput input;
+  input.budget_bytes = job.memory.budget_bytes;
+  input.resident_bytes = ReadProcessMemory().resident_bytes;
+  input.stores =
+      static_cast<std::uint32_t>(plan.tables.size()) * static_cast<std::uint32_t>(job.ssd.shards);
+  input.slots = static_cast<std::uint32_t>(plan.slots.size());
+  input.dense_width = plan.inputs.dense_width;
+  input.batch = job.training.batch;
+  input.minibatch = job.training.minibatch;
+  input.least_cache_bytes = LeastCacheBytes(job, plan);
+  input.source_bytes = source.MemoryBytes();
+  return input;
+}
+
+std::uint64_t LeastCacheBytes(const Job& job, const ModelPlan& plan) {
+  std::uint64_t bytes = 0;
+  for (const TablePlan& table : plan.tables) bytes += LeastTableBytes(job, table);
+  return bytes;
+}
+
+std::vector<std::uint64_t> SplitCacheBytes(const Job& job, const ModelPlan& plan,
+                                           std::uint64_t bytes) {
+  const std::uint64_t least = LeastCacheBytes(job, plan);
+  TERRACE_CHECK(bytes >= least);
+  // Rows of a table are wanted in proportion to its slots.
+  std::vector<double> shares;
+  for (const TablePlan& table : plan.tables) {
+    shares.push_back(static_cast<double>(table.slots.size()) *
+                     (table.schema.row_bytes() + kMetadataBytes));
+  }
+  const double total = std::accumulate(shares.begin(), shares.end(), 0.0);
+  std::vector<std::uint64_t> split;
+  for (std::size_t t = 0; t < plan.tables.size(); ++t) {
+    split.push_back(
+        LeastTableBytes(job, plan.tables[t]) +
+        static_cast<std::uint64_t>(static_cast<double>(bytes - least) * shares[t] / total));
+  }
+  return split;
 }
 
 Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input) {

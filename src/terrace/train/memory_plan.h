@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "terrace/base/status.h"
+#include "terrace/data/example_source.h"
 #include "terrace/train/job.h"
 
 namespace terrace {
@@ -21,7 +22,7 @@ struct MemoryPlanInput {
   std::uint32_t batch = 0;           // Examples, as the job asks.
   std::uint32_t minibatch = 0;
   std::vector<std::size_t> channel_capacities;  // Empty at depth 0.
-  std::uint32_t row_bytes_max = 0;              // The widest table's.
+  std::uint64_t least_cache_bytes = 0;          // Of all tables: LeastCacheBytes.
   std::uint64_t dense_state_bytes = 0;          // A copy of it is made for a checkpoint.
   std::uint64_t index_bytes = 0;                // Of the stores now; more after a resume.
   std::uint64_t source_bytes = 0;  // Of one source: read-ahead, archive, shuffling window.
@@ -49,9 +50,16 @@ std::uint64_t LeastBudgetBytes(const MemoryPlanInput& input);
 Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input);
 std::string DescribeMemoryPlan(const MemoryPlan& plan);
 
-// The least that caches need for training to go on: one mini-batch's distinct rows with their
-// metadata.
-std::uint64_t LeastCacheBytes(std::uint32_t minibatch, std::uint32_t slots,
-                              std::uint32_t row_bytes_max);
+// What a trainer and an evaluator of this job have in common; the process is measured as it is now.
+MemoryPlanInput MakeMemoryPlanInput(const Job& job, const ModelPlan& plan,
+                                    const ExampleSource& source);
+
+// The least that the tables' caches need together for training to go on: the rows of one mini-batch
+// of distinct keys, with their metadata.
+std::uint64_t LeastCacheBytes(const Job& job, const ModelPlan& plan);
+// `bytes` over the tables' caches: the least that each needs, and of the rest a share by its slots
+// and the length of its rows. REQUIRES: at least LeastCacheBytes.
+std::vector<std::uint64_t> SplitCacheBytes(const Job& job, const ModelPlan& plan,
+                                           std::uint64_t bytes);
 
 }  // namespace terrace

@@ -19,7 +19,9 @@ MemoryPlanInput RandomInput(Rng* rng) {
   input.minibatch = 1U << rng->Below(12);
   input.batch = input.minibatch << rng->Below(8);
   if (rng->Below(3) > 0) input.channel_capacities = {1 + rng->Below(3), 1, 1 + rng->Below(3)};
-  input.row_bytes_max = 24 + 8 * static_cast<std::uint32_t>(rng->Below(200));
+  const std::uint64_t row_bytes = 24 + 8 * rng->Below(200);
+  input.least_cache_bytes =
+      2 * std::uint64_t{input.minibatch} * input.slots * (row_bytes + 96) + 8 * kMiB;
   input.dense_state_bytes = rng->Below(64) * kMiB;
   input.index_bytes = rng->Below(512) * kMiB;
   input.source_bytes = rng->Below(32) * kMiB;
@@ -36,7 +38,7 @@ TEST(MemoryPlan, TheLeastThatWouldDoDoes) {
     input.budget_bytes = least;
     const Result<MemoryPlan> plan = PlanMemory(input);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
-    EXPECT_GE(plan->rows_bytes, LeastCacheBytes(input.minibatch, input.slots, input.row_bytes_max));
+    EXPECT_GE(plan->rows_bytes, input.least_cache_bytes + input.index_bytes);
     input.budget_bytes = least - 4 * kMiB;
     const Result<MemoryPlan> refused = PlanMemory(input);
     ASSERT_FALSE(refused.ok()) << "not the least";

@@ -126,25 +126,7 @@ void RunStores::SetKeepFree(std::uint64_t bytes) {
 
 StoreStats RunStores::stats() const {
   StoreStats sum;
-  for (const Entry& entry : stores_) {
-    const StoreStats one = entry.store->stats();
-    sum.read_bytes += one.read_bytes;
-    sum.write_bytes += one.write_bytes;
-    sum.read_requests += one.read_requests;
-    sum.rows_read += one.rows_read;
-    sum.rows_written += one.rows_written;
-    sum.rows_compacted += one.rows_compacted;
-    sum.compactions += one.compactions;
-    sum.read_seconds += one.read_seconds;
-    sum.write_seconds += one.write_seconds;
-    sum.compaction_seconds += one.compaction_seconds;
-    sum.live_rows += one.live_rows;
-    sum.live_bytes += one.live_bytes;
-    sum.disk_bytes += one.disk_bytes;
-    sum.checkpoint_only_bytes += one.checkpoint_only_bytes;
-    sum.index_bytes += one.index_bytes;
-    sum.files += one.files;
-  }
+  for (const Entry& entry : stores_) sum += entry.store->stats();
   return sum;
 }
 

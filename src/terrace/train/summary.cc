@@ -175,6 +175,37 @@ std::string Rate(double per_second) {
 
 }  // namespace
 
+StageTimes& StageTimes::operator-=(const StageTimes& other) {
+  busy_seconds -= other.busy_seconds;
+  waited_for_input_seconds -= other.waited_for_input_seconds;
+  waited_for_output_seconds -= other.waited_for_output_seconds;
+  cpu_seconds -= other.cpu_seconds;
+  return *this;
+}
+
+PipelineTimes& PipelineTimes::operator-=(const PipelineTimes& other) {
+  for (const auto& [name, member] : kStages) this->*member -= other.*member;
+  return *this;
+}
+
+void IntervalRecord::Performance::SubtractTotals(const Performance& before) {
+  interval_seconds = seconds - before.seconds;
+  stages -= before.stages;
+  cache.hits -= before.cache.hits;
+  cache.misses -= before.cache.misses;
+  cache.created -= before.cache.created;
+  cache.evictions -= before.cache.evictions;
+  ssd.read_seconds -= before.ssd.read_seconds;
+  ssd.write_seconds -= before.ssd.write_seconds;
+  ssd.compaction_seconds -= before.ssd.compaction_seconds;
+  ssd.read_bytes -= before.ssd.read_bytes;
+  ssd.write_bytes -= before.ssd.write_bytes;
+  ssd.read_requests -= before.ssd.read_requests;
+  ssd.rows_read -= before.ssd.rows_read;
+  ssd.rows_written -= before.ssd.rows_written;
+  ssd.rows_compacted -= before.ssd.rows_compacted;
+}
+
 std::string LongestStage(const PipelineTimes& times) {
   const char* longest = kStages[0].first;
   double busy = -1;
@@ -274,6 +305,12 @@ Result<RunSummary> SummaryFromJson(const std::string& text) {
 }
 
 std::string ResultToJson(const ClickMetricsResult& result) { return ResultJson(result).dump(); }
+
+Result<ClickMetricsResult> ResultFromJson(const std::string& json) {
+  ClickMetricsResult result;
+  TERRACE_RETURN_IF_ERROR(ReadResult(nlohmann::json::parse(json, nullptr, false), &result));
+  return result;
+}
 
 std::string ResultTable(const ClickMetricsResult& result) {
   return Line("examples", FormatCount(result.examples)) + Line("AUC", Number(result.auc, 5)) +

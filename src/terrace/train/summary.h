@@ -22,10 +22,14 @@ struct StageTimes {
   double waited_for_input_seconds = 0;
   double waited_for_output_seconds = 0;
   double cpu_seconds = 0;
+
+  StageTimes& operator-=(const StageTimes& other);
 };
 
 struct PipelineTimes {
   StageTimes read, pull, stage, train, write_back;
+
+  PipelineTimes& operator-=(const PipelineTimes& other);
 };
 
 // The stage that was busy longest, "train".
@@ -56,7 +60,7 @@ struct IntervalRecord {
     PipelineTimes stages;
     struct Cache {
       std::uint64_t hits = 0, misses = 0, created = 0, evictions = 0;
-      std::uint64_t rows = 0, used_bytes = 0, capacity_bytes = 0;
+      std::uint64_t rows = 0, used_bytes = 0, capacity_bytes = 0;  // At the end of the interval.
     } cache;
     struct Ssd {
       double read_seconds = 0, write_seconds = 0, compaction_seconds = 0;
@@ -68,6 +72,10 @@ struct IntervalRecord {
     std::vector<ChannelRecord> channels;
     std::uint64_t index_bytes = 0;
     std::uint64_t resident_bytes = 0;
+
+    // Makes totals since the start, `before` and these, into what came between. States and rates
+    // are left alone.
+    void SubtractTotals(const Performance& before);
   } performance;
 };
 
@@ -117,8 +125,10 @@ std::string SummaryToJson(const RunSummary& summary);
 Result<RunSummary> SummaryFromJson(const std::string& json);
 // A person's table of the summary, several lines; `run` is the folder.
 std::string SummaryTable(const RunSummary& summary, const std::string& run);
-// One JSON object of a result, for `evaluate --json`.
+// One JSON object of a result, for `evaluate --json` and checkpoints.
 std::string ResultToJson(const ClickMetricsResult& result);
+// kCorruption: no such object.
+Result<ClickMetricsResult> ResultFromJson(const std::string& json);
 // A person's table of a result.
 std::string ResultTable(const ClickMetricsResult& result);
 

@@ -1,6 +1,5 @@
 // What a TrainingRun writes down: metrics, progress, trainer state, summary.
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -23,31 +22,11 @@ StageTimes FromReport(const StageReport& report) {
   return times;
 }
 
-StageTimes Difference(const StageTimes& a, const StageTimes& b) {
-  StageTimes d;
-  d.busy_seconds = a.busy_seconds - b.busy_seconds;
-  d.waited_for_input_seconds = a.waited_for_input_seconds - b.waited_for_input_seconds;
-  d.waited_for_output_seconds = a.waited_for_output_seconds - b.waited_for_output_seconds;
-  d.cpu_seconds = a.cpu_seconds - b.cpu_seconds;
-  return d;
-}
-
 }  // namespace
 
 RowCacheStats TrainingRun::CacheStats() const {
   RowCacheStats sum;
-  for (const RowCache* cache : cache_pointers_) {
-    const RowCacheStats one = cache->stats();
-    sum.hits += one.hits;
-    sum.misses += one.misses;
-    sum.created += one.created;
-    sum.evictions += one.evictions;
-    sum.written_back += one.written_back;
-    sum.rows += one.rows;
-    sum.dirty_rows += one.dirty_rows;
-    sum.used_bytes += one.used_bytes;
-    sum.capacity_bytes += one.capacity_bytes;
-  }
+  for (const RowCache* cache : cache_pointers_) sum += cache->stats();
   return sum;
 }
 
@@ -60,22 +39,26 @@ PipelineTimes TrainingRun::Times() const {
     if (report.name == "stage") times.stage = FromReport(report);
     if (report.name == "train") times.train = FromReport(report);
   }
-  times.train.cpu_seconds += workers_->cpu_seconds();
+  times.train.cpu_seconds += model_.workers->cpu_seconds();
   // Write-back is not a stage of the pipeline: its time is that of the stores' writing.
   const StoreStats stores = stores_->stats();
   times.write_back.busy_seconds = stores.write_seconds;
   return times;
 }
 
-void TrainingRun::FillPerformance(IntervalRecord::Performance* performance) {
+IntervalRecord::Performance TrainingRun::Totals() const {
   IntervalRecord::Performance now;
   now.seconds = clock_->MonotonicSeconds() - start_seconds_;
+  now.batch_examples = memory_.batch;
   now.stages = Times();
   const RowCacheStats cache = CacheStats();
   now.cache.hits = cache.hits;
   now.cache.misses = cache.misses;
   now.cache.created = cache.created;
   now.cache.evictions = cache.evictions;
+  now.cache.rows = cache.rows;
+  now.cache.used_bytes = cache.used_bytes;
+  now.cache.capacity_bytes = cache.capacity_bytes;
   const StoreStats ssd = stores_->stats();
   now.ssd.read_seconds = ssd.read_seconds;
   now.ssd.write_seconds = ssd.write_seconds;
@@ -86,48 +69,20 @@ void TrainingRun::FillPerformance(IntervalRecord::Performance* performance) {
   now.ssd.rows_read = ssd.rows_read;
   now.ssd.rows_written = ssd.rows_written;
   now.ssd.rows_compacted = ssd.rows_compacted;
-
-  const IntervalRecord::Performance& last = last_totals_;
-  IntervalRecord::Performance out = now;
-  out.interval_seconds = now.seconds - last.seconds;
-  out.stages.read = Difference(now.stages.read, last.stages.read);
-  out.stages.pull = Difference(now.stages.pull, last.stages.pull);
-  out.stages.stage = Difference(now.stages.stage, last.stages.stage);
-  out.stages.train = Difference(now.stages.train, last.stages.train);
-  out.stages.write_back = Difference(now.stages.write_back, last.stages.write_back);
-  out.cache.hits -= last.cache.hits;
-  out.cache.misses -= last.cache.misses;
-  out.cache.created -= last.cache.created;
-  out.cache.evictions -= last.cache.evictions;
-  out.ssd.read_seconds -= last.ssd.read_seconds;
-  out.ssd.write_seconds -= last.ssd.write_seconds;
-  out.ssd.compaction_seconds -= last.ssd.compaction_seconds;
-  out.ssd.read_bytes -= last.ssd.read_bytes;
-  out.ssd.write_bytes -= last.ssd.write_bytes;
-  out.ssd.read_requests -= last.ssd.read_requests;
-  out.ssd.rows_read -= last.ssd.rows_read;
-  out.ssd.rows_written -= last.ssd.rows_written;
-  out.ssd.rows_compacted -= last.ssd.rows_compacted;
-  last_totals_ = now;
-
-  out.batch_examples = memory_.batch;
-  out.cache.rows = cache.rows;
-  out.cache.used_bytes = cache.used_bytes;
-  out.cache.capacity_bytes = cache.capacity_bytes;
-  out.ssd.live_bytes = ssd.live_bytes;
-  out.ssd.disk_bytes = ssd.disk_bytes;
-  out.ssd.write_amplification = ssd.rows_written > 0
+  now.ssd.live_bytes = ssd.live_bytes;
+  now.ssd.disk_bytes = ssd.disk_bytes;
+  now.ssd.write_amplification = ssd.rows_written > 0
                                     ? static_cast<double>(ssd.rows_written + ssd.rows_compacted) /
                                           static_cast<double>(ssd.rows_written)
                                     : 0;
   if (pipeline_ != nullptr) {
     for (const ChannelState& channel : pipeline_->channels()) {
-      out.channels.push_back({channel.name, channel.capacity, channel.size, channel.bytes});
+      now.channels.push_back({channel.name, channel.capacity, channel.size, channel.bytes});
     }
   }
-  out.index_bytes = stores_->index_bytes();
-  out.resident_bytes = ReadProcessMemory().resident_bytes;
-  *performance = out;
+  now.index_bytes = ssd.index_bytes;
+  now.resident_bytes = ReadProcessMemory().resident_bytes;
+  return now;
 }
 
 Status TrainingRun::WriteInterval() {
@@ -138,7 +93,10 @@ Status TrainingRun::WriteInterval() {
   record.bad_lines = cursor_.bad_lines;
   record.window = window_.Compute();
   record.progressive = progressive_.Compute();
-  FillPerformance(&record.performance);
+  const IntervalRecord::Performance totals = Totals();
+  record.performance = totals;
+  record.performance.SubtractTotals(last_totals_);
+  last_totals_ = totals;
   record.performance.examples_per_second =
       record.performance.interval_seconds > 0
           ? static_cast<double>(record.window.examples) / record.performance.interval_seconds
@@ -147,9 +105,9 @@ Status TrainingRun::WriteInterval() {
   return metrics_file_->Append(IntervalToJson(record));
 }
 
-void TrainingRun::ShowProgress(bool force) {
+void TrainingRun::ShowProgress() {
   const double now = clock_->MonotonicSeconds();
-  if (!force && now - last_progress_seconds_ < 1.0) return;
+  if (now - last_progress_seconds_ < ProgressIntervalSeconds()) return;
   const double seconds =
       now - (last_progress_seconds_ > 0 ? last_progress_seconds_ : start_seconds_);
   Progress progress;
@@ -185,17 +143,8 @@ void TrainingRun::ShowProgress(bool force) {
 std::string TrainingRun::SaveTrainerState() const {
   nlohmann::json state;
   state["validation_due"] = validation_due_;
-  if (validation_.has_value()) {
-    state["validation"] = {{"examples", validation_->examples},
-                           {"weight", validation_->weight},
-                           {"auc", validation_->auc},
-                           {"auc_error", validation_->auc_error},
-                           {"logloss", validation_->logloss},
-                           {"ne", validation_->ne},
-                           {"calibration", validation_->calibration},
-                           {"mean_label", validation_->mean_label},
-                           {"mean_prediction", validation_->mean_prediction}};
-  }
+  if (validation_.has_value())
+    state["validation"] = nlohmann::json::parse(ResultToJson(*validation_));
   return state.dump();
 }
 
@@ -204,23 +153,8 @@ Status TrainingRun::RestoreTrainerState(const std::string& json) {
   if (!state.is_object())
     return CorruptionError("the trainer's state in the checkpoint is no JSON object");
   validation_due_ = state.value("validation_due", false);
-  if (!state.contains("validation") || !state["validation"].is_object()) return OkStatus();
-  const nlohmann::json& in = state["validation"];
-  auto number = [&](const char* name) {
-    return in.contains(name) && in[name].is_number() ? in[name].get<double>()
-                                                     : std::numeric_limits<double>::quiet_NaN();
-  };
-  ClickMetricsResult result;
-  result.examples = static_cast<std::uint64_t>(number("examples"));
-  result.weight = number("weight");
-  result.auc = number("auc");
-  result.auc_error = number("auc_error");
-  result.logloss = number("logloss");
-  result.ne = number("ne");
-  result.calibration = number("calibration");
-  result.mean_label = number("mean_label");
-  result.mean_prediction = number("mean_prediction");
-  validation_ = result;
+  if (!state.contains("validation")) return OkStatus();
+  TERRACE_ASSIGN_OR_RETURN(validation_, ResultFromJson(state["validation"].dump()));
   return OkStatus();
 }
 
@@ -240,8 +174,8 @@ RunSummary TrainingRun::Summarize(bool finished) {
   summary.validation = validation_;
   const StoreStats ssd = stores_->stats();
   summary.rows = ssd.live_rows;
-  summary.model_bytes = ssd.live_bytes + network_->parameter_floats() * sizeof(float) *
-                                             network_->Save().buffers.size();
+  summary.model_bytes = ssd.live_bytes + model_.network->parameter_floats() * sizeof(float) *
+                                             model_.network->Save().buffers.size();
   summary.memory.budget_bytes = job_.memory.budget_bytes;
   summary.memory.peak_bytes = ReadProcessMemory().peak_bytes;
   summary.memory.index_bytes_per_key =

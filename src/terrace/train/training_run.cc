@@ -1,7 +1,6 @@
 #include "terrace/train/training_run.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include <fmt/format.h>
@@ -54,14 +53,14 @@ Status TrainingRun::AfterMinibatch(WorkItem* item, std::uint32_t m, std::uint64_
                               Passed(before, now, job_.validation.every_examples))) {
     MarkTrained(item, std::min(m + 1, item->minibatches));
     const Status status = Validate();
-    interrupted_ = !status.ok() && Signalled();
+    if (!status.ok() && Signalled()) interrupted_ = true;
     TERRACE_RETURN_IF_ERROR(status);
   }
   if (Passed(before, now, job_.checkpoint.every_batches * job_.training.batch)) {
     MarkTrained(item, std::min(m + 1, item->minibatches));
     TERRACE_RETURN_IF_ERROR(TakeCheckpoint(false));
   }
-  ShowProgress(false);
+  ShowProgress();
   SyncPoint::Hit("train.after_minibatch");
   if (reached_max_examples_) return AbortedError("training.max_examples is reached");
   return CheckStop();
@@ -78,7 +77,7 @@ Status TrainingRun::Step(WorkItem* item, std::uint32_t m) {
     return file < source_->files().size() ? source_->files()[file].path : std::string("synthetic");
   };
   TERRACE_ASSIGN_OR_RETURN(std::span<const SlicePrediction> predictions,
-                           executor_->Train(*item, m, rates_, cursor_.examples, file_name));
+                           model_.executor->Train(*item, m, rates_, cursor_.examples, file_name));
   AddPredictions(predictions, &progressive_);
   AddPredictions(predictions, &window_);
   ++steps_;
@@ -110,7 +109,7 @@ Status TrainingRun::CheckStop() {
 std::uint64_t TrainingRun::CheckpointBytes() const {
   // Pinned rows are dirty, or will be soon; 64 bytes are a record's head and its place in the key
   // section.
-  std::uint64_t bytes = 2 * DenseFileBytes() + kMiB;
+  std::uint64_t bytes = 2 * MostDenseFileBytes() + kMiB;
   for (std::size_t t = 0; t < caches_.size(); ++t) {
     bytes += caches_[t]->dirty_bytes() +
              caches_[t]->stats().pinned_rows * (plan_->tables[t].schema.row_bytes() + 64);
@@ -118,7 +117,9 @@ std::uint64_t TrainingRun::CheckpointBytes() const {
   return bytes;
 }
 
-std::uint64_t TrainingRun::DenseFileBytes() const { return network_->ParameterBytes() + 4096; }
+std::uint64_t TrainingRun::MostDenseFileBytes() const {
+  return WholeBlocks(model_.network->ParameterBytes() + 4096);
+}
 
 void TrainingRun::ReserveForLastCheckpoint() {
   // A mini-batch changes little: the sums are made anew every few of them.
@@ -143,10 +144,7 @@ Status TrainingRun::BeforePull() {
   const std::uint64_t index_bytes = stores_->index_bytes();
   if (index_bytes < planned_index_bytes_ + kMiB / 4) return OkStatus();
   planned_index_bytes_ = index_bytes;
-  const std::uint64_t least =
-      LeastCacheBytes(job_.training.minibatch, static_cast<std::uint32_t>(plan_->slots.size()),
-                      plan_->tables[0].schema.row_bytes()) *
-      caches_.size();
+  const std::uint64_t least = LeastCacheBytes(job_, *plan_);
   if (index_bytes + least > memory_.rows_bytes) {
     const std::uint64_t needed = memory_.budget_bytes + index_bytes + least;
     MutexLock lock(&stop_mu_);
@@ -160,18 +158,14 @@ Status TrainingRun::BeforePull() {
     }
     return OkStatus();
   }
-  bool at_least = false;
-  SplitCacheCapacity(memory_.rows_bytes - index_bytes, &at_least);
-  return OkStatus();
-}
-
-void TrainingRun::SplitCacheCapacity(std::uint64_t bytes, bool* at_least) {
+  const std::vector<std::uint64_t> bytes =
+      SplitCacheBytes(job_, *plan_, memory_.rows_bytes - index_bytes);
   for (std::size_t t = 0; t < caches_.size(); ++t) {
-    const Status status = caches_[t]->SetCapacity(
-        static_cast<std::uint64_t>(static_cast<double>(bytes) * cache_shares_[t]));
-    // Pinned rows hold more for now: the cache comes down to its limit as they leave.
-    if (!status.ok()) *at_least = true;
+    const Status status = caches_[t]->SetCapacity(bytes[t]);
+    // kOutOfMemory: pinned rows hold more for now; the cache comes down to its limit as they leave.
+    if (!status.ok() && status.code() != StatusCode::kOutOfMemory) return status;
   }
+  return OkStatus();
 }
 
 void TrainingRun::AdaptChannels() {
@@ -212,7 +206,7 @@ Result<TrainOutcome> TrainingRun::Run() {
       job_.training.max_examples > 0 && cursor_.examples >= job_.training.max_examples;
   if (validation_due_) {
     status = Validate();
-    interrupted_ = !status.ok() && Signalled();
+    if (!status.ok() && Signalled()) interrupted_ = true;
   }
   if (status.ok() && !all_done) {
     Pipeline pipeline({&read, &pull, &stage, &train}, capacities_, clock_);
@@ -269,8 +263,9 @@ Status TrainingRun::Validate() {
   ClickMetrics metrics;
   const std::uint32_t minibatch = job_.training.minibatch;
   TERRACE_RETURN_IF_ERROR(Evaluate(source.get(), minibatch * std::max(1u, 4096 / minibatch),
-                                   minibatch, validation_planner_.get(), &rows, executor_.get(),
-                                   &metrics, nullptr, [this] { return Signalled(); })
+                                   minibatch, validation_planner_.get(), &rows,
+                                   model_.executor.get(), &metrics, nullptr,
+                                   [this] { return Signalled(); })
                               .WithContext("validation"));
   validation_due_ = false;
   ValidationRecord record;
@@ -280,7 +275,6 @@ Status TrainingRun::Validate() {
   record.result = metrics.Compute();
   record.seconds = clock_->MonotonicSeconds() - start;
   validation_ = record.result;
-  validation_seconds_ += record.seconds;
   LogText(LogLevel::kInfo,
           fmt::format("validation after {} examples: AUC {:.5f}, log loss {:.5f}, calibration "
                       "{:.4f} on {} examples",
@@ -301,45 +295,47 @@ Status TrainingRun::TakeCheckpoint(bool finished) {
   checkpoint.finished = finished;
   SyncPoint::Hit("checkpoint.before_commit");
   TERRACE_ASSIGN_OR_RETURN(checkpoint.stores, stores_->Commit(id));
-  const DenseState dense = network_->Save();
-  TERRACE_RETURN_IF_ERROR(quota_->Reserve(DenseFileBytes(), 0));
+  const DenseState dense = model_.network->Save();
+  TERRACE_RETURN_IF_ERROR(quota_->Reserve(MostDenseFileBytes(), 0));
   const Result<FileDigest> digest = run_->WriteDense(id, dense);
-  if (!digest.ok()) {
-    quota_->Release(DenseFileBytes());
-    return digest.status();
-  }
+  quota_->Release(MostDenseFileBytes() - (digest.ok() ? WholeBlocks(digest->size) : 0));
+  TERRACE_RETURN_IF_ERROR(digest.status());
   checkpoint.dense.push_back(*digest);
   TERRACE_RETURN_IF_ERROR(metrics_file_->Sync());
   checkpoint.metrics_bytes = metrics_file_->bytes();
   checkpoint.progressive = progressive_.Save();
   checkpoint.window = window_.Save();
   checkpoint.trainer_state = SaveTrainerState();
-  checkpoint.dense_network = network_->ToText();
+  checkpoint.dense_network = model_.network->ToText();
   checkpoint.identity = IdentifyingSettings(job_, *plan_, *source_);
   checkpoint.job_yaml = JobToYaml(job_);
   TERRACE_RETURN_IF_ERROR(run_->WriteCheckpoint(checkpoint));
   last_checkpoint_ = id;
-  last_checkpoint_steps_ = steps_;
   {
     MutexLock lock(&checkpoints_mu_);
-    kept_.push_back(id);
+    kept_.push_back({id, WholeBlocks(digest->size)});
   }
   SyncPoint::Hit("checkpoint.before_drop");
   return DropCheckpointsBeyond(static_cast<std::size_t>(job_.checkpoint.keep));
 }
 
+Status TrainingRun::DropKept(std::size_t i) {
+  const Kept dropped = kept_[i];
+  TERRACE_RETURN_IF_ERROR(run_->DropCheckpoint(dropped.id));
+  kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(i));
+  quota_->Release(dropped.dense_bytes);
+  return stores_->Drop(dropped.id);
+}
+
 Status TrainingRun::DropCheckpointsBeyond(std::size_t keep) {
   MutexLock lock(&checkpoints_mu_);
   for (std::size_t i = 0; kept_.size() > keep && i < kept_.size() - 1;) {
-    const Status status = run_->DropCheckpoint(kept_[i]);
+    const Status status = DropKept(i);
     if (status.code() == StatusCode::kUnavailable) {  // A reader holds it; next time.
       ++i;
       continue;
     }
     TERRACE_RETURN_IF_ERROR(status);
-    quota_->Release(DenseFileBytes());
-    TERRACE_RETURN_IF_ERROR(stores_->Drop(kept_[i]));
-    kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(i));
   }
   return OkStatus();
 }
@@ -347,13 +343,15 @@ Status TrainingRun::DropCheckpointsBeyond(std::size_t keep) {
 bool TrainingRun::DropOldest() {
   MutexLock lock(&checkpoints_mu_);
   if (kept_.size() < 2) return false;
-  if (!run_->DropCheckpoint(kept_[0]).ok()) return false;
-  quota_->Release(DenseFileBytes());
-  const Status status = stores_->Drop(kept_[0]);
-  LogText(LogLevel::kInfo, fmt::format("ssd.quota is short: checkpoint {} was dropped", kept_[0]));
-  kept_.erase(kept_.begin());
-  if (!status.ok()) LogText(LogLevel::kWarning, status.ToString());
-  return status.ok();
+  const std::uint64_t id = kept_[0].id;
+  const Status status = DropKept(0);
+  if (status.code() == StatusCode::kUnavailable) return false;
+  if (!status.ok()) {
+    LogText(LogLevel::kWarning, status.ToString());
+    return false;
+  }
+  LogText(LogLevel::kInfo, fmt::format("ssd.quota is short: checkpoint {} was dropped", id));
+  return true;
 }
 
 }  // namespace terrace

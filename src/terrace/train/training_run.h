@@ -13,26 +13,27 @@
 #include "terrace/base/clock.h"
 #include "terrace/base/mutex.h"
 #include "terrace/base/status.h"
-#include "terrace/base/thread.h"
 #include "terrace/cache/row_cache.h"
 #include "terrace/data/example_source.h"
 #include "terrace/model/metrics.h"
-#include "terrace/model/network.h"
 #include "terrace/pipeline/key_plan.h"
 #include "terrace/pipeline/pipeline.h"
 #include "terrace/pipeline/stages.h"
-#include "terrace/pipeline/train_step.h"
 #include "terrace/store/store.h"
 #include "terrace/train/checkpoint.h"
 #include "terrace/train/evaluation.h"
 #include "terrace/train/job.h"
 #include "terrace/train/memory_plan.h"
 #include "terrace/train/metrics_file.h"
+#include "terrace/train/model_runtime.h"
 #include "terrace/train/run_stores.h"
 #include "terrace/train/summary.h"
 #include "terrace/train/trainer.h"
 
 namespace terrace {
+
+// What a file of so many bytes takes of the quota.
+constexpr std::uint64_t WholeBlocks(std::uint64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 class TrainingRun {
  public:
@@ -47,7 +48,6 @@ class TrainingRun {
 
  private:
   Status OpenInputs();
-  Status MakeNetwork();
   Status MakeMemoryPlan();
   Status OpenRun(RunMode mode);
   Status MakeCaches();
@@ -66,26 +66,28 @@ class TrainingRun {
   Status Validate();
   Status TakeCheckpoint(bool finished);
   Status DropCheckpointsBeyond(std::size_t keep);
+  // For a short quota: whether there was one to drop.
   bool DropOldest() TERRACE_EXCLUDES(checkpoints_mu_);
+  // kUnavailable: a reader holds it.
+  Status DropKept(std::size_t i) TERRACE_REQUIRES(checkpoints_mu_);
   Status CheckStop();
   bool Signalled() const;
   // Bytes on disk that a checkpoint taken now would write at most, and those of a dense file.
   std::uint64_t CheckpointBytes() const;
-  std::uint64_t DenseFileBytes() const;
+  std::uint64_t MostDenseFileBytes() const;
   // Keeps that much of the quota free; drops old checkpoints for it, and asks for a stop when there
   // is no more to drop.
   void ReserveForLastCheckpoint() TERRACE_EXCLUDES(checkpoints_mu_);
   Status AfterFailure(const Status& failure);
   Status BeforePull();
-  void SplitCacheCapacity(std::uint64_t bytes, bool* at_least);
   void AdaptChannels();
 
   // What is written down.
   Status WriteInterval();
-  void FillPerformance(IntervalRecord::Performance* performance);
+  IntervalRecord::Performance Totals() const;
   PipelineTimes Times() const;
   RowCacheStats CacheStats() const;
-  void ShowProgress(bool force);
+  void ShowProgress();
   std::string SaveTrainerState() const;
   Status RestoreTrainerState(const std::string& json);
   RunSummary Summarize(bool finished);
@@ -103,9 +105,7 @@ class TrainingRun {
   std::uint64_t train_read_ahead_bytes_ = 0;
   std::unique_ptr<ExampleSource> source_;
   std::optional<ModelPlan> plan_;
-  std::unique_ptr<Network> network_;
-  std::unique_ptr<WorkerGroup> workers_;
-  std::unique_ptr<StepExecutor> executor_;
+  ModelRuntime model_;
   std::vector<std::size_t> fixed_capacities_;
   std::vector<std::size_t> capacities_;
   MemoryPlan memory_;
@@ -114,7 +114,6 @@ class TrainingRun {
   std::unique_ptr<RunStores> stores_;
   std::vector<std::unique_ptr<RowCache>> caches_;
   std::vector<RowCache*> cache_pointers_;
-  std::vector<double> cache_shares_;  // (caches) of the bytes for rows
   std::unique_ptr<KeyPlanner> validation_planner_;
   std::unique_ptr<MetricsFile> metrics_file_;
   Pipeline* pipeline_ = nullptr;          // While Run drives it.
@@ -125,16 +124,14 @@ class TrainingRun {
   std::uint64_t steps_ = 0;
   std::uint64_t start_examples_ = 0;  // Trained before this process.
   std::uint64_t last_checkpoint_ = 0;
-  std::uint64_t last_checkpoint_steps_ = ~std::uint64_t{0};
   StepRates rates_;
   ClickMetrics progressive_;
   ClickMetrics window_;
   std::optional<ClickMetricsResult> validation_;
-  double validation_seconds_ = 0;
   bool reached_max_examples_ = false;
   bool interrupted_ = false;
   bool validation_due_ = false;
-  IntervalRecord::Performance last_totals_;  // Counters at the last interval's end.
+  IntervalRecord::Performance last_totals_;  // At the last interval's end.
   double last_progress_seconds_ = 0;
   std::uint64_t last_progress_examples_ = 0;
   std::uint64_t last_progress_read_ = 0, last_progress_write_ = 0;
@@ -144,7 +141,11 @@ class TrainingRun {
   std::uint64_t planned_index_bytes_ = 0;
 
   Mutex checkpoints_mu_;
-  std::vector<std::uint64_t> kept_ TERRACE_GUARDED_BY(checkpoints_mu_);  // Ids, oldest first.
+  struct Kept {
+    std::uint64_t id = 0;
+    std::uint64_t dense_bytes = 0;  // Of the quota.
+  };
+  std::vector<Kept> kept_ TERRACE_GUARDED_BY(checkpoints_mu_);  // Oldest first.
   Mutex stop_mu_;
   Status stop_after_checkpoint_ TERRACE_GUARDED_BY(stop_mu_);
 };

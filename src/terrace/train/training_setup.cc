@@ -29,11 +29,20 @@ RunFolder::Mode FolderMode(RunMode mode) {
   return RunFolder::Mode::kNew;
 }
 
+// As OpenSource; a file that is not there is an error of the job that names it.
+Result<std::unique_ptr<ExampleSource>> OpenJobSource(FileSystem* fs, const DataOptions& options) {
+  Result<std::unique_ptr<ExampleSource>> source = OpenSource(fs, options);
+  if (source.status().code() == StatusCode::kNotFound) {
+    return InvalidArgumentError(source.status().message());
+  }
+  return source;
+}
+
 }  // namespace
 
 Status TrainingRun::Prepare(RunMode mode) {
   TERRACE_RETURN_IF_ERROR(OpenInputs());
-  TERRACE_RETURN_IF_ERROR(MakeNetwork());
+  TERRACE_ASSIGN_OR_RETURN(model_, ModelRuntime::Make(job_, *plan_));
   TERRACE_RETURN_IF_ERROR(MakeMemoryPlan());
   TERRACE_RETURN_IF_ERROR(OpenRun(mode));
   if (already_finished_) return OkStatus();
@@ -47,16 +56,10 @@ Status TrainingRun::OpenInputs() {
   train.read_ahead_bytes =
       std::min(train.read_ahead_bytes, std::max(kMiB, job_.memory.budget_bytes / 128));
   train_read_ahead_bytes_ = train.read_ahead_bytes;
-  Result<std::unique_ptr<ExampleSource>> source = OpenSource(fs_, train);
-  if (source.status().code() == StatusCode::kNotFound) {
-    return InvalidArgumentError(
-        source.status().message());  // The job names a file that is not there.
-  }
-  TERRACE_RETURN_IF_ERROR(source.status());
-  source_ = std::move(*source);
+  TERRACE_ASSIGN_OR_RETURN(source_, OpenJobSource(fs_, train));
   if (job_.has_validation) {
     TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<ExampleSource> validation,
-                             OpenSource(fs_, job_.validation_data));
+                             OpenJobSource(fs_, job_.validation_data));
     if (validation->schema().ToText() != source_->schema().ToText()) {
       return InvalidArgumentError(
           "the validation data has other slots or dense features than the training data");
@@ -69,29 +72,8 @@ Status TrainingRun::OpenInputs() {
   return OkStatus();
 }
 
-Status TrainingRun::MakeNetwork() {
-  TERRACE_ASSIGN_OR_RETURN(network_, CreateNetwork(plan_->network, plan_->inputs, job_.seed));
-  PrepareComputeThread();
-  workers_ = std::make_unique<WorkerGroup>("compute", job_.training.threads,
-                                           [] { PrepareComputeThread(); });
-  TERRACE_ASSIGN_OR_RETURN(
-      executor_, StepExecutor::Create(StepTables(*plan_), job_.training.minibatch, network_.get(),
-                                      workers_.get()));
-  // Runs every kernel once on zeros, so that what it allocates is known to the memory plan. Changes
-  // no parameter.
-  return executor_->WarmUp();
-}
-
 Status TrainingRun::MakeMemoryPlan() {
-  MemoryPlanInput input;
-  input.budget_bytes = job_.memory.budget_bytes;
-  input.resident_bytes = ReadProcessMemory().resident_bytes;
-  input.stores = static_cast<std::uint32_t>(plan_->tables.size()) *
-                 static_cast<std::uint32_t>(job_.ssd.shards);
-  input.slots = static_cast<std::uint32_t>(plan_->slots.size());
-  input.dense_width = plan_->inputs.dense_width;
-  input.batch = job_.training.batch;
-  input.minibatch = job_.training.minibatch;
+  MemoryPlanInput input = MakeMemoryPlanInput(job_, *plan_, *source_);
   for (const char* stage : {"read", "pull", "stage"}) {
     const auto fixed = job_.pipeline.queues.find(stage);
     fixed_capacities_.push_back(
@@ -102,11 +84,7 @@ Status TrainingRun::MakeMemoryPlan() {
     capacities_ = ChannelCapacities(job_.pipeline.depth, no_times, fixed_capacities_);
   }
   input.channel_capacities = capacities_;
-  for (const TablePlan& table : plan_->tables) {
-    input.row_bytes_max = std::max(input.row_bytes_max, table.schema.row_bytes());
-  }
-  input.dense_state_bytes = network_->ParameterBytes();
-  input.source_bytes = source_->MemoryBytes();
+  input.dense_state_bytes = model_.network->ParameterBytes();
   input.validates = job_.has_validation;
   TERRACE_ASSIGN_OR_RETURN(memory_, PlanMemory(input));
   return OkStatus();
@@ -122,10 +100,8 @@ Status TrainingRun::OpenRun(RunMode mode) {
   TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids, run_->ListCheckpoints());
   const std::string metrics_path = JoinPath(run_->path(), "metrics.jsonl");
   if (ids.empty()) {
-    const std::uint64_t least = 2 * job_.ssd.file_bytes + 3 * DenseFileBytes() +
-                                4 * LeastCacheBytes(job_.training.minibatch,
-                                                    static_cast<std::uint32_t>(plan_->slots.size()),
-                                                    plan_->tables[0].schema.row_bytes());
+    const std::uint64_t least =
+        2 * job_.ssd.file_bytes + 3 * MostDenseFileBytes() + 4 * LeastCacheBytes(job_, *plan_);
     if (job_.ssd.quota_bytes < least) {
       return InvalidArgumentError(
           fmt::format("ssd.quota of {} is too small: a checkpoint, the rows of a mini-batch and "
@@ -142,18 +118,21 @@ Status TrainingRun::OpenRun(RunMode mode) {
   for (std::uint64_t id : ids) {
     TERRACE_ASSIGN_OR_RETURN(Checkpoint checkpoint, run_->ReadCheckpoint(id));
     kept.push_back(std::move(checkpoint));
+    std::uint64_t dense_bytes = 0;
+    for (const FileDigest& dense : kept.back().dense) dense_bytes += WholeBlocks(dense.size);
+    TERRACE_RETURN_IF_ERROR(quota_->Reserve(dense_bytes, 0));
     MutexLock lock(&checkpoints_mu_);
-    kept_.push_back(id);
-    TERRACE_RETURN_IF_ERROR(quota_->Reserve(DenseFileBytes(), 0));
+    kept_.push_back({id, dense_bytes});
   }
   const Checkpoint& newest = kept.back();
+  // Of a finished run too: a job with another seed has not been trained.
+  TERRACE_RETURN_IF_ERROR(CompareIdentity(
+      newest.identity, IdentifyingSettings(job_, *plan_, *source_), job_.resume.accept));
   // Without the summary, the last process ended between the two: there is still that to do.
   if (newest.finished && HasSummaryOf(newest.id)) {
     already_finished_ = true;
     return OkStatus();
   }
-  TERRACE_RETURN_IF_ERROR(CompareIdentity(
-      newest.identity, IdentifyingSettings(job_, *plan_, *source_), job_.resume.accept));
   TERRACE_RETURN_IF_ERROR(run_->RemoveStrays());
   TERRACE_ASSIGN_OR_RETURN(stores_, RunStores::Open(fs_, clock_, quota_.get(), run_.get(), job_,
                                                     *plan_, options, newest, kept));
@@ -172,7 +151,7 @@ bool TrainingRun::HasSummaryOf(std::uint64_t checkpoint) {
 Status TrainingRun::Restore(const Checkpoint& checkpoint) {
   TERRACE_ASSIGN_OR_RETURN(const DenseState dense, run_->ReadDense(checkpoint));
   TERRACE_RETURN_IF_ERROR(
-      network_->Load(dense).WithContext("loading the network of the checkpoint"));
+      model_.network->Load(dense).WithContext("loading the network of the checkpoint"));
   TERRACE_RETURN_IF_ERROR(progressive_.Restore(checkpoint.progressive));
   TERRACE_RETURN_IF_ERROR(window_.Restore(checkpoint.window));
   TERRACE_RETURN_IF_ERROR(RestoreTrainerState(checkpoint.trainer_state));
@@ -180,7 +159,6 @@ Status TrainingRun::Restore(const Checkpoint& checkpoint) {
   cursor_ = checkpoint.cursor;
   steps_ = checkpoint.steps;
   last_checkpoint_ = checkpoint.id;
-  last_checkpoint_steps_ = steps_;
   LogText(LogLevel::kInfo, fmt::format("resuming from checkpoint {} at example {}", checkpoint.id,
                                        FormatCount(cursor_.examples)));
   return OkStatus();
@@ -188,17 +166,7 @@ Status TrainingRun::Restore(const Checkpoint& checkpoint) {
 
 Status TrainingRun::MakeCaches() {
   planned_index_bytes_ = stores_->index_bytes();
-  double total = 0;
-  for (const TablePlan& table : plan_->tables) {
-    // Rows of a table are wanted in proportion to its slots.
-    cache_shares_.push_back(static_cast<double>(table.slots.size()) *
-                            (table.schema.row_bytes() + 64));
-    total += cache_shares_.back();
-  }
-  const std::uint64_t least =
-      LeastCacheBytes(job_.training.minibatch, static_cast<std::uint32_t>(plan_->slots.size()),
-                      plan_->tables[0].schema.row_bytes()) *
-      plan_->tables.size();
+  const std::uint64_t least = LeastCacheBytes(job_, *plan_);
   if (memory_.rows_bytes < planned_index_bytes_ + least) {
     return OutOfMemoryError(
         fmt::format("the index of the run's rows takes {}: memory.budget must be at least {}",
@@ -206,14 +174,13 @@ Status TrainingRun::MakeCaches() {
                     FormatBytes(memory_.budget_bytes + planned_index_bytes_ + least -
                                 memory_.rows_bytes + kMiB)));
   }
-  const std::uint64_t bytes = memory_.rows_bytes - planned_index_bytes_;
+  const std::vector<std::uint64_t> bytes =
+      SplitCacheBytes(job_, *plan_, memory_.rows_bytes - planned_index_bytes_);
   for (std::size_t t = 0; t < plan_->tables.size(); ++t) {
-    cache_shares_[t] /= total;
     const RowSchema* schema = &plan_->tables[t].schema;
     RowCacheOptions options;
     options.row_bytes = schema->row_bytes();
-    options.capacity_bytes =
-        static_cast<std::uint64_t>(static_cast<double>(bytes) * cache_shares_[t]);
+    options.capacity_bytes = bytes[t];
     options.lru_share = job_.cache.lru_share;
     options.flush_bytes =
         std::clamp<std::uint64_t>(options.capacity_bytes / 16, kMiB / 4, 16 * kMiB);

@@ -1,4 +1,4 @@
-// HookedFileSystem: passes everything on, and calls a hook before the next run of a read queue:
+// HookedFileSystem: passes everything on, and calls a hook before a read queue's next group:
 // between the moment at which a reader has planned and the one at which it reads. Borrows `base`.
 #pragma once
 
@@ -45,11 +45,12 @@ class HookedFileSystem final : public FileSystem {
    public:
     Queue(HookedFileSystem* owner, std::unique_ptr<ReadQueue> base)
         : owner_(owner), base_(std::move(base)) {}
-    Status Run(std::span<ReadRequest> requests) override {
+    void Start(std::span<ReadRequest> requests) override {
       // Once: the hook may set the next one.
       if (auto hook = std::exchange(owner_->before_reads, nullptr)) hook();
-      return base_->Run(requests);
+      base_->Start(requests);
     }
+    Status Wait() override { return base_->Wait(); }
     std::string_view name() const override { return "hooked"; }
 
    private:

@@ -1,0 +1,20 @@
+#include "terrace/train/model_runtime.h"
+
+#include "terrace/train/evaluation.h"
+
+namespace terrace {
+
+Result<ModelRuntime> ModelRuntime::Make(const Job& job, const ModelPlan& plan) {
+  ModelRuntime made;
+  TERRACE_ASSIGN_OR_RETURN(made.network, CreateNetwork(plan.network, plan.inputs, job.seed));
+  PrepareComputeThread();
+  made.workers = std::make_unique<WorkerGroup>("compute", job.training.threads,
+                                               [] { PrepareComputeThread(); });
+  TERRACE_ASSIGN_OR_RETURN(made.executor,
+                           StepExecutor::Create(StepTables(plan), job.training.minibatch,
+                                                made.network.get(), made.workers.get()));
+  TERRACE_RETURN_IF_ERROR(made.executor->WarmUp());
+  return made;
+}
+
+}  // namespace terrace
