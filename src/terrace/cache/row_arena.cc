@@ -68,7 +68,7 @@ EntryId RowArena::Allocate() {
     ++used_rows_;
     ++held_[number];
     const EntryId taken = id(number, slot);
-    entry(taken).place = kLoading;
+    entry(taken).place = kTaken;
     return taken;
   }
   return kNoEntry;

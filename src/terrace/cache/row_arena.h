@@ -24,13 +24,15 @@ inline constexpr EntryId kNoEntry = ~EntryId{0};
 
 // Where an entry is, as Entry::place says: these, or a queue of the eviction policy from
 // kFirstQueue on.
-inline constexpr std::uint8_t kFree = 0;     // Zero, as fresh memory is.
-inline constexpr std::uint8_t kLoading = 1;  // Taken by a Pin that has not published it yet.
-inline constexpr std::uint8_t kHeld = 2;     // Pinned, or chosen as a victim: in no queue.
+inline constexpr std::uint8_t kFree = 0;   // Zero, as fresh memory is.
+inline constexpr std::uint8_t kTaken = 1;  // By a Pin that has not published it yet.
+inline constexpr std::uint8_t kHeld = 2;   // Pinned, or chosen as a victim: in no queue.
 inline constexpr std::uint8_t kFirstQueue = 3;
 
-inline constexpr std::uint8_t kDirtyFlag = 1;  // Trained since it was last written.
-inline constexpr std::uint8_t kNewFlag = 2;    // Created here and never trained.
+inline constexpr std::uint8_t kDirtyFlag = 1;    // Trained since it was last written.
+inline constexpr std::uint8_t kNewFlag = 2;      // Created here and never trained.
+inline constexpr std::uint8_t kLoadingFlag = 4;  // Pinned; its bytes are not here yet.
+inline constexpr std::uint8_t kLostFlag = 8;  // Pinned; its load failed, so it is not in the map.
 
 // Four share a cache line.
 struct Entry {
@@ -81,7 +83,7 @@ class RowArena {
 
   // kOutOfMemory: nothing changed.
   Status AddChunk();
-  // An entry in state kLoading, from an open chunk, counted as held; kNoEntry when all are taken.
+  // An entry in state kTaken, from an open chunk, counted as held; kNoEntry when all are taken.
   EntryId Allocate();
   // REQUIRES: not held.
   void Free(EntryId id);

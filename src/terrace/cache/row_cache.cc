@@ -35,7 +35,7 @@ std::uint64_t ChunkBytes(const RowCacheOptions& options) {
 WriteBackOptions BufferOptions(const RowCacheOptions& options, std::size_t shards) {
   WriteBackOptions result;
   result.row_bytes = options.row_bytes;
-  result.background = options.background_write_back;
+  result.background = options.background;
   // Each shard gets flush_bytes at a time, but all buffers stay within an eighth of the capacity.
   const std::uint64_t bytes = std::min(options.flush_bytes * shards, options.capacity_bytes / 16);
   const std::uint64_t rows = bytes / (options.row_bytes + 40);
@@ -65,7 +65,8 @@ RowCacheStats& RowCacheStats::operator+=(const RowCacheStats& other) {
 PinnedRows::PinnedRows(PinnedRows&& other) noexcept
     : cache_(std::exchange(other.cache_, nullptr)),
       rows_(std::exchange(other.rows_, {})),
-      entries_(std::exchange(other.entries_, {})) {}
+      entries_(std::exchange(other.entries_, {})),
+      load_(std::exchange(other.load_, nullptr)) {}
 
 PinnedRows& PinnedRows::operator=(PinnedRows&& other) noexcept {
   if (this != &other) {
@@ -73,6 +74,7 @@ PinnedRows& PinnedRows::operator=(PinnedRows&& other) noexcept {
     cache_ = std::exchange(other.cache_, nullptr);
     rows_ = std::exchange(other.rows_, {});
     entries_ = std::exchange(other.entries_, {});
+    load_ = std::exchange(other.load_, nullptr);
   }
   return *this;
 }
@@ -83,10 +85,24 @@ void PinnedRows::MarkDirty(std::span<const std::uint32_t> working_rows) {
   cache_->MarkDirtyEntries(*this, working_rows);
 }
 
+Status PinnedRows::Wait() {
+  if (load_ == nullptr) return OkStatus();
+  TERRACE_RETURN_IF_ERROR(cache_->WaitFor(load_.get()));
+  load_ = nullptr;
+  return OkStatus();
+}
+
 void PinnedRows::Release() {
   if (cache_ != nullptr) std::exchange(cache_, nullptr)->Unpin(*this);
   rows_ = {};
   entries_ = {};
+  load_ = nullptr;
+}
+
+Result<PinnedRows> RowCache::Pin(std::span<const Key> keys) {
+  TERRACE_ASSIGN_OR_RETURN(PinnedRows pinned, StartPin(keys));
+  TERRACE_RETURN_IF_ERROR(pinned.Wait());
+  return pinned;
 }
 
 Result<std::unique_ptr<RowCache>> RowCache::Create(const RowCacheOptions& options, Clock* clock,
@@ -123,6 +139,10 @@ Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& opti
   std::unique_ptr<RowCacheImpl> cache(
       new RowCacheImpl(options, clock, std::move(stores), chunk_bytes, std::move(write_back)));
   TERRACE_RETURN_IF_ERROR(cache->SetCapacity(options.capacity_bytes));
+  if (options.background) {
+    RowCacheImpl* self = cache.get();
+    self->loader_ = Thread("cache-read", ThreadPriority::kYielding, [self] { self->LoaderLoop(); });
+  }
   return std::unique_ptr<RowCache>(std::move(cache));
 }
 
@@ -137,8 +157,13 @@ RowCacheImpl::RowCacheImpl(const RowCacheOptions& options, Clock* clock, std::ve
       policy_(MakeLruLfuPolicy(&arena_, options.lru_share)) {}
 
 RowCacheImpl::~RowCacheImpl() {
-  MutexLock lock(&mu_);
-  TERRACE_CHECK(handles_ == 0);
+  {
+    MutexLock lock(&mu_);
+    TERRACE_CHECK(handles_ == 0);
+    stop_ = true;
+    load_wanted_.NotifyAll();
+  }
+  if (loader_.joinable()) loader_.Join();
 }
 
 std::size_t RowCacheImpl::MaxPinnedRows() const {
@@ -164,36 +189,24 @@ void RowCacheImpl::Lookup(std::span<const Key> keys, EntryId* entries) const {
   }
 }
 
-Result<PinnedRows> RowCacheImpl::Pin(std::span<const Key> keys) {
+Result<PinnedRows> RowCacheImpl::StartPin(std::span<const Key> keys) {
   MutexLock one_pin(&pin_mu_);
   PinnedRows pinned;
   pinned.entries_.assign(keys.size(), kNoEntry);
   pinned.rows_.resize(keys.size());
   Missing missing;
-  {
-    MutexLock lock(&mu_);
-    TERRACE_RETURN_IF_ERROR(Reserve(keys));
-    PinPresent(keys, &pinned, &missing);
-    const Status allocated = AllocateMissing(&pinned, &missing);
-    if (!allocated.ok()) {
-      UndoPin(pinned, missing);
-      return allocated;
-    }
-    if (missing.keys.empty()) {
-      Publish(pinned, missing);
-      pinned.cache_ = this;
-      return pinned;
-    }
-    // Under mu_: until then a buffer could be written, and its rows read from the store.
-    write_back_->Copy(missing.keys, missing.rows, missing.found);
-  }
-  const Status loaded = LoadMissing(&missing);
   MutexLock lock(&mu_);
-  if (!loaded.ok()) {
+  TERRACE_RETURN_IF_ERROR(Reserve(keys));
+  PinPresent(keys, &pinned, &missing);
+  const Status allocated = AllocateMissing(&pinned, &missing);
+  if (!allocated.ok()) {
     UndoPin(pinned, missing);
-    return loaded;
+    return allocated;
   }
-  Publish(pinned, missing);
+  // Under the same hold of mu_ as the eviction's end and the entry into the map: a row that is in
+  // neither, nor here, is in its store in its newest version.
+  write_back_->Copy(missing.keys, missing.rows, missing.found);
+  Publish(&pinned, missing);
   pinned.cache_ = this;
   return pinned;
 }
@@ -206,13 +219,16 @@ Status RowCacheImpl::Reserve(std::span<const Key> keys) {
     CloseChunks();
     TERRACE_RETURN_IF_ERROR(ReleaseClosed());
     const std::uint64_t limit = RowsIn(target_chunks_);
+    // Rows that every working set pins would keep their chunks for ever: the limit is reached when
+    // no set is pinned.
+    const bool over_limit = arena_.closed_chunks() > 0 && handles_ > 0;
     if (keys.size() > limit) {
       return OutOfMemoryError(
           "a working set of " + std::to_string(keys.size()) +
           " rows does not fit into a cache of " + std::to_string(limit) +
           " rows: a larger memory.budget or a smaller training.batch is needed");
     }
-    if (handles_ < kMaxHandles) {
+    if (handles_ < kMaxHandles && !over_limit) {
       std::uint64_t needed = keys.size();
       if (held_rows_ + needed > limit) needed = CountNotHeld(keys);
       if (held_rows_ + needed <= limit) {
@@ -309,7 +325,7 @@ Status RowCacheImpl::AllocateMissing(PinnedRows* pinned, Missing* missing) {
     mu_.Lock();
     if (!room.ok()) return room;
   }
-  if (!evicted || options_.background_write_back) return OkStatus();
+  if (!evicted || options_.background) return OkStatus();
   mu_.Unlock();
   Status written = write_back_->WriteNow();
   mu_.Lock();
@@ -338,8 +354,10 @@ Status RowCacheImpl::RebuildMap(std::uint64_t rows) {
         map_.Prefetch(MixKey(arena_.entry(arena_.id(chunk, slot + kAhead)).key));
       }
       const EntryId id = arena_.id(chunk, slot);
-      const Entry& entry = arena_.entry(id);
-      if (entry.place >= kHeld) map_.Insert(MixKey(entry.key), id);
+      Entry& entry = arena_.entry(id);
+      if (entry.place >= kHeld && LoadFlags(entry) != kLostFlag) {
+        map_.Insert(MixKey(entry.key), id);
+      }
     }
   }
   return OkStatus();
@@ -361,7 +379,7 @@ std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed) {
       arena_.Free(victims[i]);
       continue;
     }
-    arena_.entry(victims[i]).place = kLoading;
+    arena_.entry(victims[i]).place = kTaken;
     arena_.Hold(victims[i]);
     freed[kept++] = victims[i];
   }
@@ -380,80 +398,38 @@ void RowCacheImpl::Evict(EntryId id) {
   ++counts_.evictions;
 }
 
-Status RowCacheImpl::LoadMissing(Missing* missing) {
-  std::vector<std::size_t> index;
-  std::vector<Key> keys;
-  std::vector<std::byte*> rows;
-  for (std::size_t i = 0; i < missing->keys.size(); ++i) {
-    if (missing->found[i] != 0) continue;
-    index.push_back(i);
-    keys.push_back(missing->keys[i]);
-    rows.push_back(missing->rows[i]);
-  }
-  if (keys.empty()) return OkStatus();
-  SyncPoint::Hit("cache.pin.before_read");
-  std::vector<std::uint8_t> found(keys.size(), 0);
-  const double begin = clock_->MonotonicSeconds();
-  TERRACE_RETURN_IF_ERROR(ReadFromStores(keys, rows, found));
-  missing->load_seconds = clock_->MonotonicSeconds() - begin;
-  missing->asked = keys.size();
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    missing->found[index[i]] = found[i];
-    if (found[i] != 0) continue;
-    options_.create_row(keys[i], rows[i]);
-    ++missing->created;
-  }
-  return OkStatus();
-}
-
-Status RowCacheImpl::ReadFromStores(std::span<const Key> keys, std::span<std::byte* const> rows,
-                                    std::span<std::uint8_t> found) {
-  MutexLock one_read(&read_mu_);
-  if (stores_.size() == 1) return stores_[0]->Read(keys, rows, found);
-  const auto shards = static_cast<std::uint32_t>(stores_.size());
-  std::vector<std::vector<std::size_t>> by_shard(shards);
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    by_shard[ShardOfHash(MixKey(keys[i]), shards)].push_back(i);
-  }
-  for (std::uint32_t shard = 0; shard < shards; ++shard) {
-    const std::vector<std::size_t>& index = by_shard[shard];
-    if (index.empty()) continue;
-    std::vector<Key> shard_keys;
-    std::vector<std::byte*> shard_rows;
-    for (const std::size_t i : index) {
-      shard_keys.push_back(keys[i]);
-      shard_rows.push_back(rows[i]);
-    }
-    std::vector<std::uint8_t> shard_found(index.size(), 0);
-    const Status read = stores_[shard]->Read(shard_keys, shard_rows, shard_found);
-    if (!read.ok()) return read.WithContext("shard " + std::to_string(shard));
-    for (std::size_t i = 0; i < index.size(); ++i) found[index[i]] = shard_found[i];
-  }
-  return OkStatus();
-}
-
-void RowCacheImpl::Publish(const PinnedRows& pinned, const Missing& missing) {
+void RowCacheImpl::Publish(PinnedRows* pinned, const Missing& missing) {
+  auto load = std::make_shared<RowLoad>();
   std::array<EntryId, kGroup> group;
   for (std::size_t begin = 0; begin < missing.keys.size(); begin += kGroup) {
     const std::size_t count = std::min(kGroup, missing.keys.size() - begin);
     for (std::size_t i = 0; i < count; ++i) {
       map_.Prefetch(MixKey(missing.keys[begin + i]));
-      group[i] = pinned.entries_[missing.index[begin + i]];
+      group[i] = pinned->entries_[missing.index[begin + i]];
       __builtin_prefetch(&arena_.entry(group[i]), 1);
     }
     policy_->Admit({group.data(), count});
     for (std::size_t i = 0; i < count; ++i) {
       Entry& entry = arena_.entry(group[i]);
       entry.pins = 1;
-      StoreFlags(entry, missing.found[begin + i] != 0 ? 0 : kNewFlag);
+      const bool here = missing.found[begin + i] != 0;
+      StoreFlags(entry, here ? 0 : kLoadingFlag);
       map_.Insert(MixKey(entry.key), group[i]);
+      if (here) continue;
+      load->entries.push_back(group[i]);
+      load->keys.push_back(entry.key);
+      load->rows.push_back(arena_.row(group[i]));
     }
   }
-  counts_.hits += pinned.size() - missing.asked;
-  counts_.misses += missing.asked;
-  counts_.created += missing.created;
-  counts_.load_seconds += missing.load_seconds;
+  counts_.hits += pinned->size() - load->keys.size();
+  counts_.misses += load->keys.size();
   ++handles_;
+  if (!load->keys.empty()) {
+    loads_.push_back(std::move(load));
+    load_wanted_.NotifyOne();
+  }
+  // Without rows of its own the pin may share some that an earlier one brings.
+  if (!loads_.empty()) pinned->load_ = loads_.back();
 }
 
 void RowCacheImpl::UndoPin(const PinnedRows& pinned, const Missing& missing) {
@@ -485,6 +461,7 @@ void RowCacheImpl::MarkDirtyEntries(const PinnedRows& pinned,
 
 void RowCacheImpl::Unpin(const PinnedRows& pinned) {
   MutexLock lock(&mu_);
+  if (pinned.load_ != nullptr) WaitLocked(pinned.load_.get());
   --handles_;
   UnpinEntries(pinned.entries_);
 }
@@ -500,10 +477,11 @@ void RowCacheImpl::UnpinEntries(std::span<const EntryId> entries) {
     if (--entry.pins > 0) continue;
     arena_.Unhold(entries[i]);
     --held_rows_;
-    if (LoadFlags(entry) == kNewFlag) {
+    const std::uint8_t flags = LoadFlags(entry);
+    if (flags == kNewFlag || flags == kLostFlag) {
       // Never trained: its value is a function of its key, and it must leave no trace.
       policy_->Forget(entries[i]);
-      map_.Erase(MixKey(entry.key), entries[i]);
+      if (flags == kNewFlag) map_.Erase(MixKey(entry.key), entries[i]);
       arena_.Free(entries[i]);
       continue;
     }
@@ -516,6 +494,7 @@ void RowCacheImpl::UnpinEntries(std::span<const EntryId> entries) {
 
 void RowCacheImpl::Abort(const Status& cause) {
   write_back_->Cancel(cause);
+  stop_reads_.store(true, std::memory_order_relaxed);
   MutexLock lock(&mu_);
   if (aborted_.ok()) aborted_ = cause;
   room_.NotifyAll();

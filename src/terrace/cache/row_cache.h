@@ -1,9 +1,10 @@
 // RowCache: the memory tier of one table (MEM-PS; HPS 5 and appendix D). Holds rows in huge-page
 // arenas, brings missing ones from the stores of the table's shards, creates those that exist
 // nowhere, keeps the working sets pinned, evicts by LRU in front of LFU, and writes dirty rows back
-// in batches. Threads: internally synchronised. Pin comes from one thread at a time (stage 2);
-// MarkDirty, release and FlushDirty from stage 4 and the checkpoint; Peek from the validation.
-// Borrows stores and schema callback, which must outlive it. Rows never move while pinned.
+// in batches. Threads: internally synchronised. Pins come from one thread at a time (stage 2),
+// their rows are waited for by any (stage 3); MarkDirty, release and FlushDirty from stage 4 and
+// the checkpoint; Peek from the validation. Borrows stores and schema callback, which must outlive
+// it. Rows never move while pinned.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +28,9 @@ struct RowCacheOptions {
   double lru_share = 0.5;  // Of the rows; what leaves the LRU enters the LFU.
   std::uint64_t flush_bytes = std::uint64_t{16}
                               << 20;  // Dirty rows that leave together; larger: better writes.
-  bool background_write_back =
-      true;  // false: Pin writes what it evicts before it goes on (depth 0).
+  // Threads of the cache's own read what a Pin lacks and write what was evicted. false: a Pin
+  // writes what it evicts before it goes on, and PinnedRows::Wait reads (depth 0).
+  bool background = true;
   // Grain of the arenas; 0: 2 MiB, less for a small capacity and more for a huge one.
   std::uint64_t chunk_bytes = 0;
   // Fills the row that a key starts with: a pure function of the key.
@@ -43,12 +45,13 @@ struct RowCacheStats {
   std::uint64_t rows = 0, pinned_rows = 0, dirty_rows = 0;
   std::uint64_t used_bytes = 0, capacity_bytes = 0;
   std::uint64_t reserve_waits = 0;  // Pins that waited for an earlier working set to leave.
-  double load_seconds = 0;          // Pin's wait for the stores.
+  double load_seconds = 0;          // In the stores' Read.
 
   RowCacheStats& operator+=(const RowCacheStats& other);  // For several tables.
 };
 
 class RowCache;
+struct RowLoad;
 
 // A pinned working set: working-set row w lies at row(w) until the handle goes. Move-only; released
 // by the destructor. A row that this or another handle has not marked dirty since it was created is
@@ -60,6 +63,9 @@ class PinnedRows {
   PinnedRows& operator=(PinnedRows&& other) noexcept;
   ~PinnedRows() { Release(); }
 
+  // Blocks: until the rows' bytes are there; they may be read and trained after it succeeded. On
+  // error the handle is good for nothing but its release.
+  Status Wait();
   std::size_t size() const { return rows_.size(); }
   std::byte* row(std::size_t w) const { return rows_[w]; }
   std::span<std::byte* const> rows() const { return rows_; }
@@ -72,6 +78,7 @@ class PinnedRows {
   RowCache* cache_ = nullptr;
   std::vector<std::byte*> rows_;        // (keys of the Pin)
   std::vector<std::uint32_t> entries_;  // (keys of the Pin) places in the cache's metadata
+  std::shared_ptr<RowLoad> load_;       // What brings rows that were not there; null: all were.
 };
 
 class RowCache {
@@ -87,13 +94,15 @@ class RowCache {
   // to.
   virtual std::size_t MaxPinnedRows() const = 0;
 
-  // Brings the rows of `keys` (distinct) to memory, creating what exists nowhere, and pins them.
-  // Reserves the memory of the whole set first and waits for earlier sets to be released until
-  // there is enough; nothing is pinned meanwhile. Blocks: on reads, on that wait, on writes when
-  // the write buffers are full. kOutOfMemory at once: more than MaxPinnedRows(). After Abort(): its
-  // cause. After a failed write-back: its failure, until FlushDirty has overcome it. On error
-  // nothing is pinned, and no row has changed.
-  virtual Result<PinnedRows> Pin(std::span<const Key> keys) = 0;
+  // Pins the rows of `keys` (distinct) and has those that are not in memory brought there, or
+  // created when they exist nowhere: PinnedRows::Wait says when they are. Reserves the memory of
+  // the whole set first and waits for earlier sets to be released until there is enough; nothing is
+  // pinned meanwhile. Blocks: on that wait, on writes when the write buffers are full. kOutOfMemory
+  // at once: more than MaxPinnedRows(). After Abort(): its cause. After a failed write-back: its
+  // failure, until FlushDirty has overcome it. On error nothing is pinned, and no row has changed.
+  virtual Result<PinnedRows> StartPin(std::span<const Key> keys) = 0;
+  // StartPin and Wait.
+  Result<PinnedRows> Pin(std::span<const Key> keys);
 
   // Copies the rows of `keys` (distinct) as trained so far: found[i] = 1 and row_bytes() at
   // rows[i]; a key that no training has touched, one created ahead included, is not found. Changes
@@ -109,10 +118,9 @@ class RowCache {
   // An upper bound of the bytes that FlushDirty would write now.
   virtual std::uint64_t dirty_bytes() const = 0;
 
-  // Changes the limit. Smaller: evicts, and gives arena chunks back to the system as they empty.
-  // Blocks: on writes. kOutOfMemory: pinned rows hold more; the limit then stays at what is
-  // possible and is reached as they leave. kInvalidArgument: too small to work with; nothing
-  // changed.
+  // Changes the limit. Smaller: evicts, and gives arena chunks back to the system. Blocks: on
+  // writes. kOutOfMemory: pinned rows hold more; the next Pin waits for them to leave and reaches
+  // the limit. kInvalidArgument: too small to work with; nothing changed.
   virtual Status SetCapacity(std::uint64_t capacity_bytes) = 0;
 
   // Ends Pin's waits with `cause`; Pin fails from now on. FlushDirty still works, so that an
@@ -127,7 +135,9 @@ class RowCache {
   friend class PinnedRows;
   virtual void MarkDirtyEntries(const PinnedRows& pinned,
                                 std::span<const std::uint32_t> working_rows) = 0;
+  // Waits for a load in flight.
   virtual void Unpin(const PinnedRows& pinned) = 0;
+  virtual Status WaitFor(RowLoad* load) = 0;
 };
 
 // The reader of a checkpoint (evaluate, predict): the same cache over read-only stores; rows that

@@ -37,7 +37,7 @@ class NullStore final : public Store {
  public:
   NullStore(std::uint64_t rows, std::uint32_t row_bytes) : rows_(rows), row_bytes_(row_bytes) {}
   Status Read(std::span<const Key> keys, std::span<std::byte* const> rows,
-              std::span<std::uint8_t> found) override {
+              std::span<std::uint8_t> found, const std::atomic<bool>* /*stop*/) override {
     for (std::size_t i = 0; i < keys.size(); ++i) {
       found[i] = keys[i] < rows_ ? 1 : 0;
       if (found[i] != 0) std::memset(rows[i], static_cast<int>(keys[i] & 0xff), row_bytes_);
@@ -156,7 +156,7 @@ class Bench {
     options.row_bytes = settings_.row_bytes;
     // Rows, metadata and an eighth for write buffers; the fill leaves a little of it free.
     options.capacity_bytes = settings_.rows * (settings_.row_bytes + 40) * 9 / 8 + (8 << 20);
-    options.background_write_back = false;
+    options.background = false;
     options.flush_bytes = 4 << 20;
     options.create_row = [](Key, std::byte*) { std::abort(); };
     auto made = RowCache::Create(options, Clock::Real(), {&store_});

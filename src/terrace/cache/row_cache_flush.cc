@@ -19,9 +19,12 @@ void RowCacheImpl::PeekCached(std::size_t first, std::span<const Key> keys,
     const auto group = keys.subspan(begin, std::min(kGroup, keys.size() - begin));
     Lookup(group, entries.data());
     for (std::size_t i = 0; i < group.size(); ++i) {
-      if (entries[i] == kNoEntry) {
+      // A row on its way here is still as its store has it.
+      const std::uint8_t flags =
+          entries[i] == kNoEntry ? kLoadingFlag : LoadFlags(arena_.entry(entries[i]));
+      if (flags == kLoadingFlag) {
         if (found[begin + i] == 0) missing->push_back(first + begin + i);
-      } else if (LoadFlags(arena_.entry(entries[i])) != kNewFlag) {
+      } else if (flags != kNewFlag) {
         // At least as new as what the write buffer has.
         std::memcpy(rows[begin + i], arena_.row(entries[i]), options_.row_bytes);
         found[begin + i] = 1;
@@ -48,7 +51,7 @@ Status RowCacheImpl::Peek(std::span<const Key> keys, std::span<std::byte* const>
     missing_rows.push_back(rows[i]);
   }
   std::vector<std::uint8_t> missing_found(missing.size(), 0);
-  TERRACE_RETURN_IF_ERROR(ReadFromStores(missing_keys, missing_rows, missing_found));
+  TERRACE_RETURN_IF_ERROR(ReadFromStores(missing_keys, missing_rows, missing_found, nullptr));
   for (std::size_t i = 0; i < missing.size(); ++i) found[missing[i]] = missing_found[i];
   return OkStatus();
 }

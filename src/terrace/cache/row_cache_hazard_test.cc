@@ -642,5 +642,117 @@ TEST(Policy, RecentRowsSurviveFrequentOnesOfTheLru) {
   EXPECT_EQ(cache.stats().misses, misses);
 }
 
+TEST(Hazard, TwoPinsShareRowsThatAreOnTheirWay) {
+  Fixture fixture(kSmall, /*background=*/true);
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  TrainRange(&cache, 0, 20);
+  TrainRange(&cache, 1'000'000, cache.MaxPinnedRows());  // Rows 0 to 19 leave.
+  ASSERT_TRUE(cache.FlushDirty().ok());
+  fixture.stores[0]->HoldReads();
+  auto first = cache.StartPin(KeyRange(0, 20));
+  ASSERT_TRUE(first.ok());
+  fixture.stores[0]->WaitForHeldRead();
+  const RowCacheStats before = cache.stats();
+  auto same = cache.StartPin(KeyRange(10, 10));     // None of its own.
+  auto further = cache.StartPin(KeyRange(15, 10));  // And five that are in no store.
+  ASSERT_TRUE(same.ok() && further.ok());
+  EXPECT_EQ(cache.stats().misses - before.misses, 5u);
+  fixture.stores[0]->LetGo();
+  ASSERT_TRUE(further->Wait().ok());
+  ASSERT_TRUE(same->Wait().ok());
+  for (std::size_t w = 0; w < 10; ++w) {
+    EXPECT_EQ(RowAt(*same, w), TrainedRow(10 + w, 1));
+    EXPECT_EQ(RowAt(*further, w), w < 5 ? TrainedRow(15 + w, 1) : InitialRow(15 + w));
+    EXPECT_EQ(first->row(10 + w), same->row(w));
+  }
+  ASSERT_TRUE(first->Wait().ok());
+  TrainAll(&*first);
+  EXPECT_EQ(RowAt(*same, 0), TrainedRow(10, 2));
+}
+
+TEST(Hazard, AFailedLoadTakesThePinsThatMayShareItsRows) {
+  for (const bool background : {false, true}) {
+    SCOPED_TRACE(background);
+    Fixture fixture(kSmall, background);
+    ASSERT_TRUE(fixture.Open().ok());
+    RowCache& cache = *fixture.cache;
+    TrainRange(&cache, 0, 20);
+    TrainRange(&cache, 1'000'000, cache.MaxPinnedRows());
+    ASSERT_TRUE(cache.FlushDirty().ok());
+    fixture.stores[0]->HoldReads();
+    fixture.stores[0]->FailAt(0);
+    auto first = cache.StartPin(KeyRange(0, 20));
+    auto second = cache.StartPin(KeyRange(10, 20));
+    auto third = cache.StartPin(KeyRange(0, 5));
+    ASSERT_TRUE(first.ok() && second.ok() && third.ok());
+    fixture.stores[0]->LetGo();
+    for (auto* pinned : {&first, &second, &third}) {
+      EXPECT_EQ((*pinned)->Wait().code(), StatusCode::kIo);
+    }
+    // What failed is pinned still; whoever asks for it anew gets it anew, and both go in peace.
+    PinnedRows again = PinOrDie(&cache, KeyRange(0, 30));
+    for (std::size_t w = 0; w < 30; ++w) {
+      ASSERT_EQ(RowAt(again, w), w < 20 ? TrainedRow(w, 1) : InitialRow(w));
+    }
+    first->Release();
+    TrainAll(&again);
+    second->Release();
+    again.Release();
+    third->Release();
+    ASSERT_TRUE(cache.FlushDirty().ok());
+    for (Key key = 0; key < 30; ++key) {
+      ASSERT_EQ(fixture.Stored(key), TrainedRow(key, key < 20 ? 2 : 1)) << key;
+    }
+  }
+}
+
+TEST(Hazard, AbortEndsAPinWhoseRowsAreOnTheirWay) {
+  Fixture fixture(kSmall, /*background=*/true);
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  fixture.stores[0]->HoldReads();
+  auto first = cache.StartPin(KeyRange(0, 20));
+  fixture.stores[0]->WaitForHeldRead();
+  auto second = cache.StartPin(KeyRange(100, 20));
+  ASSERT_TRUE(first.ok() && second.ok());
+  cache.Abort(AbortedError("the test ends it"));
+  fixture.stores[0]->LetGo();
+  EXPECT_EQ(second->Wait().message(), "the test ends it");
+  EXPECT_EQ(cache.StartPin(KeyRange(0, 1)).status().message(), "the test ends it");
+}
+
+TEST(Hazard, CacheShrinksThoughSomeRowsArePinnedByEverySet) {
+  Fixture fixture(std::uint64_t{1} << 20, /*background=*/true);
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  const std::size_t all = cache.MaxPinnedRows();
+  TrainRange(&cache, 0, all);
+  // Every 16th row is hot: no chunk is without one.
+  std::vector<Key> hot;
+  for (Key key = 0; key < all; key += 16) hot.push_back(key);
+  PinnedRows held = PinOrDie(&cache, hot);
+  const std::uint64_t limit = std::uint64_t{1} << 19;
+  EXPECT_EQ(cache.SetCapacity(limit).code(), StatusCode::kOutOfMemory);
+  std::atomic<bool> done{false};
+  PinnedRows next;
+  Thread puller("puller", ThreadPriority::kNormal, [&] {
+    next = PinOrDie(&cache, hot);
+    done = true;
+  });
+  while (cache.stats().reserve_waits == 0) std::this_thread::yield();
+  EXPECT_FALSE(done);
+  TrainAll(&held);
+  held.Release();
+  puller.Join();
+  EXPECT_LE(cache.stats().used_bytes, limit);
+  for (std::size_t w = 0; w < hot.size(); ++w) ASSERT_EQ(RowAt(next, w), TrainedRow(hot[w], 2));
+  next.Release();
+  ASSERT_TRUE(cache.FlushDirty().ok());
+  for (Key key = 0; key < all; ++key) {
+    ASSERT_EQ(fixture.Stored(key), TrainedRow(key, key % 16 == 0 ? 2 : 1)) << key;
+  }
+}
+
 }  // namespace
 }  // namespace terrace::cache_testing

@@ -6,11 +6,13 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "terrace/base/mutex.h"
+#include "terrace/base/thread.h"
 #include "terrace/cache/entry_map.h"
 #include "terrace/cache/eviction_policy.h"
 #include "terrace/cache/row_arena.h"
@@ -19,6 +21,20 @@
 
 namespace terrace {
 
+// Rows of one Pin on their way from the stores. Loads run one after another, in the order of their
+// pins, so that when one is done all rows of the pins before it are there as well. A failure ends
+// every load that was pinned by then, because its pin may share a row with the failed one.
+struct RowLoad {
+  std::vector<EntryId> entries;  // (rows)
+  std::vector<Key> keys;         // (rows)
+  std::vector<std::byte*> rows;
+  std::vector<std::uint8_t> found;  // (rows) 1: in a store; 0: created.
+  double seconds = 0;
+  // Guarded by the cache's mutex.
+  bool done = false;
+  Status status;
+};
+
 class RowCacheImpl final : public RowCache {
  public:
   static Result<std::unique_ptr<RowCache>> Make(const RowCacheOptions& options, Clock* clock,
@@ -26,7 +42,7 @@ class RowCacheImpl final : public RowCache {
   ~RowCacheImpl() override;
 
   std::size_t MaxPinnedRows() const override;
-  Result<PinnedRows> Pin(std::span<const Key> keys) override;
+  Result<PinnedRows> StartPin(std::span<const Key> keys) override;
   Status Peek(std::span<const Key> keys, std::span<std::byte* const> rows,
               std::span<std::uint8_t> found) override;
   Status FlushDirty() override;
@@ -40,19 +56,17 @@ class RowCacheImpl final : public RowCache {
   void MarkDirtyEntries(const PinnedRows& pinned,
                         std::span<const std::uint32_t> working_rows) override;
   void Unpin(const PinnedRows& pinned) override;
+  Status WaitFor(RowLoad* load) override;
 
  private:
   static constexpr std::size_t kGroup = 64;  // Keys looked up together; their lines fit into L1.
 
-  // The keys of a Pin that are not in memory, by their number in the Pin.
+  // The keys of a Pin that are not in the cache, by their number in the Pin.
   struct Missing {
     std::vector<std::uint32_t> index;
     std::vector<Key> keys;
     std::vector<std::byte*> rows;
-    std::vector<std::uint8_t> found;  // 1: in the write buffer or a store.
-    std::uint64_t asked = 0;          // Rows that the stores were asked for.
-    std::uint64_t created = 0;
-    double load_seconds = 0;
+    std::vector<std::uint8_t> found;  // 1: copied from the write buffer.
   };
 
   RowCacheImpl(const RowCacheOptions& options, Clock* clock, std::vector<Store*> stores,
@@ -77,10 +91,17 @@ class RowCacheImpl final : public RowCache {
   std::size_t EvictGroup(std::size_t wanted, EntryId* freed) TERRACE_REQUIRES(mu_);
   // Takes a row out of the map, to the write buffer when it is dirty. The entry is the caller's.
   void Evict(EntryId id) TERRACE_REQUIRES(mu_);
-  Status LoadMissing(Missing* missing);
+  // Enters the rows of a Pin; those whose bytes are in no buffer are on their way from now on.
+  void Publish(PinnedRows* pinned, const Missing& missing) TERRACE_REQUIRES(mu_);
+  // Runs the oldest load, mu_ released meanwhile. REQUIRES: there is one, and none is running.
+  void RunOldestLoad() TERRACE_REQUIRES(mu_);
+  // Reads the rows, or creates them.
+  Status Load(RowLoad* load) TERRACE_EXCLUDES(mu_);
+  void EndLoad(RowLoad* load, const Status& status) TERRACE_REQUIRES(mu_);
+  void WaitLocked(RowLoad* load) TERRACE_REQUIRES(mu_);
+  void LoaderLoop() TERRACE_EXCLUDES(mu_);
   Status ReadFromStores(std::span<const Key> keys, std::span<std::byte* const> rows,
-                        std::span<std::uint8_t> found);
-  void Publish(const PinnedRows& pinned, const Missing& missing) TERRACE_REQUIRES(mu_);
+                        std::span<std::uint8_t> found, const std::atomic<bool>* stop);
   void UndoPin(const PinnedRows& pinned, const Missing& missing) TERRACE_REQUIRES(mu_);
   void UnpinEntries(std::span<const EntryId> entries) TERRACE_REQUIRES(mu_);
   // Copies what is in memory; appends the numbers of the other keys, counted from `first`.
@@ -110,7 +131,9 @@ class RowCacheImpl final : public RowCache {
   Mutex flush_mu_;  // One FlushDirty at a time.
   Mutex read_mu_;   // One Read of the stores at a time.
   mutable Mutex mu_;
-  CondVar room_;  // Rows were released; aborted.
+  CondVar room_;         // Rows were released; aborted.
+  CondVar load_wanted_;  // For the loader: a load was queued; stop.
+  CondVar loaded_;       // A load has ended.
   // Bases and rows of pinned entries are read without mu_; chunk tables change under it.
   RowArena arena_;
   EntryMap map_ TERRACE_GUARDED_BY(mu_);
@@ -121,9 +144,14 @@ class RowCacheImpl final : public RowCache {
   std::uint64_t held_rows_ TERRACE_GUARDED_BY(mu_) = 0;  // Pinned, or taken by the Pin in progress.
   std::uint64_t needed_rows_ TERRACE_GUARDED_BY(mu_) = 0;  // Reserved by the Pin in progress.
   std::uint32_t handles_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::deque<std::shared_ptr<RowLoad>> loads_ TERRACE_GUARDED_BY(mu_);  // Not done; oldest first.
+  bool loading_ TERRACE_GUARDED_BY(mu_) = false;                        // The first of them runs.
+  bool stop_ TERRACE_GUARDED_BY(mu_) = false;
   Status aborted_ TERRACE_GUARDED_BY(mu_);
+  std::atomic<bool> stop_reads_{false};           // Relaxed: seen between two reads.
   RowCacheStats counts_ TERRACE_GUARDED_BY(mu_);  // The counters of it only.
   std::atomic<std::uint64_t> dirty_rows_{0};      // In the cache. A count; orders nothing.
+  Thread loader_;
 };
 
 }  // namespace terrace

@@ -52,7 +52,7 @@ class Tiers {
     options.row_bytes = kRowBytes;
     options.capacity_bytes = kCapacity;
     options.chunk_bytes = 4096;
-    options.background_write_back = background_;
+    options.background = background_;
     options.create_row = FillRow;
     TERRACE_ASSIGN_OR_RETURN(cache_, RowCache::Create(options, Clock::Real(), borrowed));
     return OkStatus();

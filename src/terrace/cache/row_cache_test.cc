@@ -71,10 +71,11 @@ class Model {
   }
 
   void Pin() {
+    // One thread: a Pin that waited would wait for ever.
+    if (std::exchange(over_limit_, false)) sets_.clear();
     std::uint64_t held = 0;
     for (const Set& set : sets_) held += set.keys.size();
     const std::uint64_t most = fixture_.cache->MaxPinnedRows();
-    // One thread: a Pin that waited for memory would wait for ever.
     if (held >= most || sets_.size() > 5) return;
     std::set<Key> keys;
     const std::uint64_t count = 1 + rng_.Below(std::min<std::uint64_t>(most - held, 300));
@@ -91,6 +92,7 @@ class Model {
       ASSERT_EQ(RowAt(set.pinned, w), Expected(set.keys[w])) << "key " << set.keys[w];
     }
     sets_.push_back(std::move(set));
+    ASSERT_LE(fixture_.cache->stats().used_bytes, limit_) << "a Pin reaches the limit";
   }
 
   void TrainSome() {
@@ -137,6 +139,7 @@ class Model {
     limit_ = limit;
     // What pinned rows hold may stay, but it is no more than there was.
     allowed_ = set.ok() ? limit : std::max(limit, allowed_);
+    over_limit_ = !set.ok();
   }
 
   void Finish() {
@@ -159,6 +162,7 @@ class Model {
   std::vector<Set> sets_;
   std::uint64_t asked_ = 0;
   std::uint64_t limit_, allowed_;  // Bytes: what was set last, and what pinned rows may keep.
+  bool over_limit_ = false;        // The next Pin waits until nothing is pinned.
 };
 
 TEST(RowCacheModel, AgreesWithAMapAtEveryCapacity) {

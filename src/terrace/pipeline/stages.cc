@@ -70,7 +70,7 @@ Status PullStage::Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool
     minibatch += planned->minibatches;
     for (std::size_t t = 0; t < caches_.size(); ++t) {
       TableWork& table = planned->tables[t];
-      TERRACE_ASSIGN_OR_RETURN(table.pinned, caches_[t]->Pin(table.keys));
+      TERRACE_ASSIGN_OR_RETURN(table.pinned, caches_[t]->StartPin(table.keys));
     }
     TERRACE_RETURN_IF_ERROR(emit(std::move(planned)));
   }
@@ -83,6 +83,7 @@ void PullStage::Cancel(const Status& cause) {
 
 Status HostStage::Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* /*done*/) {
   for (TableWork& table : item->tables) {
+    TERRACE_RETURN_IF_ERROR(table.pinned.Wait());
     table.places.resize(table.rows.size());
     for (std::size_t r = 0; r < table.rows.size(); ++r)
       table.places[r] = table.pinned.row(table.rows[r]);

@@ -107,7 +107,7 @@ Outcome Train(const Setting& setting) {
   cache_options.row_bytes = schema->row_bytes();
   cache_options.capacity_bytes = setting.cache_bytes;
   cache_options.flush_bytes = std::uint64_t{256} << 10;
-  cache_options.background_write_back = setting.depth > 0;
+  cache_options.background = setting.depth > 0;
   cache_options.create_row = [schema](Key key, std::byte* row) {
     schema->InitializeRow(9, key, row);
   };

@@ -60,7 +60,7 @@ struct StoreOptions {
       std::uint64_t{8} << 20;  // For reads; as much again for writing and for compaction.
   // Two needed records of a file are read by one request when fewer bytes than these lie between
   // them: what a request costs in bytes of sequential reading.
-  std::uint64_t merge_gap_bytes = std::uint64_t{32} << 10;
+  std::uint64_t merge_gap_bytes = std::uint64_t{16} << 10;
   bool background_compaction = true;  // false: compaction runs inside Write, when due (depth 0).
   // Called by a Write that the quota refuses after compaction gave what it could: drops an old
   // checkpoint (it may call Drop() of this store) and says whether there was one. Runs on the
@@ -123,9 +123,10 @@ class Store {
 
   // Finds the newest rows of `keys` (any order; distinct). rows[i]: row_bytes() to fill; found[i]:
   // 1 or 0 (absent or erased; rows[i] is then untouched). Blocks: on reads. kCorruption: a row
-  // failed its check (file, offset, key); no bytes of that row are handed out.
+  // failed its check (file, offset, key); no bytes of that row are handed out. kAborted: *stop, if
+  // given, became true meanwhile; what it had planned is not read.
   virtual Status Read(std::span<const Key> keys, std::span<std::byte* const> rows,
-                      std::span<std::uint8_t> found) = 0;
+                      std::span<std::uint8_t> found, const std::atomic<bool>* stop = nullptr) = 0;
 
   // Appends new versions of `keys` (distinct, any order) as one or more parameter files. On success
   // Read sees them; they are durable after Commit. On error no key changed, and after a failed

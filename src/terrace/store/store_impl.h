@@ -59,7 +59,7 @@ class StoreImpl final : public Store {
   void StartCompaction();
 
   Status Read(std::span<const Key> keys, std::span<std::byte* const> rows,
-              std::span<std::uint8_t> found) override;
+              std::span<std::uint8_t> found, const std::atomic<bool>* stop) override;
   Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows) override;
   Status Erase(std::span<const Key> keys) override;
   Result<ManifestReference> Commit(std::uint64_t id) override;
@@ -124,7 +124,7 @@ class StoreImpl final : public Store {
   // --- store_read.cc
   // Where the wanted keys lie, in the order of their places.
   void PlanRead(ReadPlan* plan) TERRACE_REQUIRES(read_mu_) TERRACE_EXCLUDES(mu_);
-  Status RunPlan(const ReadPlan& plan) TERRACE_REQUIRES(read_mu_);
+  Status RunPlan(const ReadPlan& plan, const std::atomic<bool>* stop) TERRACE_REQUIRES(read_mu_);
   // Plans requests for the wanted rows from `next` on, as many as fit; returns the first that does
   // not.
   std::size_t FillPart(const ReadPlan& plan, std::size_t next, ReadPart* part) const;

@@ -49,7 +49,7 @@ struct StoreImpl::ReadPlan {
 };
 
 Status StoreImpl::Read(std::span<const Key> keys, std::span<std::byte* const> rows,
-                       std::span<std::uint8_t> found) {
+                       std::span<std::uint8_t> found, const std::atomic<bool>* stop) {
   TERRACE_CHECK(keys.size() == rows.size() && keys.size() == found.size());
   MutexLock lock(&read_mu_);
   ScopedTimer timer(clock_, &read_nanos_);
@@ -61,7 +61,7 @@ Status StoreImpl::Read(std::span<const Key> keys, std::span<std::byte* const> ro
     plan.rows = rows.subspan(begin, n);
     plan.found = found.subspan(begin, n);
     PlanRead(&plan);
-    TERRACE_RETURN_IF_ERROR(RunPlan(plan));
+    TERRACE_RETURN_IF_ERROR(RunPlan(plan, stop));
     MutexLock state(&mu_);
     for (const FilePtr& file : plan.held) held_gone |= file != nullptr && !file->live;
   }
@@ -100,7 +100,7 @@ void StoreImpl::PlanRead(ReadPlan* plan) {
             [](std::uint64_t wanted) { return wanted; });
 }
 
-Status StoreImpl::RunPlan(const ReadPlan& plan) {
+Status StoreImpl::RunPlan(const ReadPlan& plan, const std::atomic<bool>* stop) {
   std::vector<ReadPart> parts(kReadParts);
   const std::size_t part_bytes = read_buffer_.size() / kReadParts / kBlockBytes * kBlockBytes;
   for (std::size_t p = 0; p < kReadParts; ++p) {
@@ -109,6 +109,10 @@ Status StoreImpl::RunPlan(const ReadPlan& plan) {
   Status status;
   std::size_t next = 0;  // Of plan.wanted.
   for (std::size_t started = 0, done = 0;;) {
+    // Relaxed: one part more or less does not matter.
+    if (stop != nullptr && stop->load(std::memory_order_relaxed) && status.ok()) {
+      status = AbortedError("reading rows was stopped");
+    }
     while (status.ok() && next < plan.wanted.size() && started - done < kReadParts) {
       ReadPart* part = &parts[started++ % kReadParts];
       next = FillPart(plan, next, part);

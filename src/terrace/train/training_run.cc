@@ -141,9 +141,11 @@ void TrainingRun::ReserveForLastCheckpoint() {
 }
 
 Status TrainingRun::BeforePull() {
+  // In few steps, each ahead of the growth: a cache that shrinks waits for all pinned rows to
+  // leave.
+  const std::uint64_t step = IndexStep();
   const std::uint64_t index_bytes = stores_->index_bytes();
-  if (index_bytes < planned_index_bytes_ + kMiB / 4) return OkStatus();
-  planned_index_bytes_ = index_bytes;
+  if (index_bytes + step / 4 < planned_index_bytes_) return OkStatus();
   const std::uint64_t least = LeastCacheBytes(job_, *plan_);
   if (index_bytes + least > memory_.rows_bytes) {
     const std::uint64_t needed = memory_.budget_bytes + index_bytes + least;
@@ -158,8 +160,9 @@ Status TrainingRun::BeforePull() {
     }
     return OkStatus();
   }
+  planned_index_bytes_ = std::min(index_bytes + step, memory_.rows_bytes - least);
   const std::vector<std::uint64_t> bytes =
-      SplitCacheBytes(job_, *plan_, memory_.rows_bytes - index_bytes);
+      SplitCacheBytes(job_, *plan_, memory_.rows_bytes - planned_index_bytes_);
   for (std::size_t t = 0; t < caches_.size(); ++t) {
     const Status status = caches_[t]->SetCapacity(bytes[t]);
     // kOutOfMemory: pinned rows hold more for now; the cache comes down to its limit as they leave.
@@ -167,6 +170,8 @@ Status TrainingRun::BeforePull() {
   }
   return OkStatus();
 }
+
+std::uint64_t TrainingRun::IndexStep() const { return std::max(kMiB / 4, memory_.rows_bytes / 16); }
 
 void TrainingRun::AdaptChannels() {
   // Once, after the stages have shown their times; the user's capacities stay.

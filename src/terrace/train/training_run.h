@@ -80,6 +80,8 @@ class TrainingRun {
   void ReserveForLastCheckpoint() TERRACE_EXCLUDES(checkpoints_mu_);
   Status AfterFailure(const Status& failure);
   Status BeforePull();
+  // Bytes of the index that the caches give way to at a time.
+  std::uint64_t IndexStep() const;
   void AdaptChannels();
 
   // What is written down.
@@ -138,7 +140,7 @@ class TrainingRun {
   std::uint64_t minibatches_since_start_ = 0;
 
   // Stage 2's.
-  std::uint64_t planned_index_bytes_ = 0;
+  std::uint64_t planned_index_bytes_ = 0;  // What the caches leave free for the index.
 
   Mutex checkpoints_mu_;
   struct Kept {

@@ -165,15 +165,15 @@ Status TrainingRun::Restore(const Checkpoint& checkpoint) {
 }
 
 Status TrainingRun::MakeCaches() {
-  planned_index_bytes_ = stores_->index_bytes();
+  const std::uint64_t index_bytes = stores_->index_bytes();
   const std::uint64_t least = LeastCacheBytes(job_, *plan_);
-  if (memory_.rows_bytes < planned_index_bytes_ + least) {
-    return OutOfMemoryError(
-        fmt::format("the index of the run's rows takes {}: memory.budget must be at least {}",
-                    FormatBytes(planned_index_bytes_),
-                    FormatBytes(memory_.budget_bytes + planned_index_bytes_ + least -
-                                memory_.rows_bytes + kMiB)));
+  if (memory_.rows_bytes < index_bytes + least) {
+    return OutOfMemoryError(fmt::format(
+        "the index of the run's rows takes {}: memory.budget must be at least {}",
+        FormatBytes(index_bytes),
+        FormatBytes(memory_.budget_bytes + index_bytes + least - memory_.rows_bytes + kMiB)));
   }
+  planned_index_bytes_ = std::min(index_bytes + IndexStep(), memory_.rows_bytes - least);
   const std::vector<std::uint64_t> bytes =
       SplitCacheBytes(job_, *plan_, memory_.rows_bytes - planned_index_bytes_);
   for (std::size_t t = 0; t < plan_->tables.size(); ++t) {
@@ -184,7 +184,7 @@ Status TrainingRun::MakeCaches() {
     options.lru_share = job_.cache.lru_share;
     options.flush_bytes =
         std::clamp<std::uint64_t>(options.capacity_bytes / 16, kMiB / 4, 16 * kMiB);
-    options.background_write_back = job_.pipeline.depth > 0;
+    options.background = job_.pipeline.depth > 0;
     options.create_row = [schema, seed = job_.seed](Key key, std::byte* row) {
       schema->InitializeRow(seed, key, row);
     };

@@ -63,7 +63,7 @@ struct Fixture {
     for (int i = 0; i < shards; ++i) stores.push_back(std::make_unique<FakeStore>(kRowBytes));
     options.row_bytes = kRowBytes;
     options.capacity_bytes = capacity_bytes;
-    options.background_write_back = background;
+    options.background = background;
     options.chunk_bytes = 4096;
     options.create_row = FillRow;
   }

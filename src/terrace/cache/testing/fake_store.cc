@@ -12,7 +12,7 @@ bool FakeStore::NextFails() {
 }
 
 Status FakeStore::Read(std::span<const Key> keys, std::span<std::byte* const> rows,
-                       std::span<std::uint8_t> found) {
+                       std::span<std::uint8_t> found, const std::atomic<bool>* /*stop*/) {
   MutexLock lock(&mu_);
   TERRACE_CHECK(++reads_ == 1);
   TERRACE_CHECK(std::unordered_set<Key>(keys.begin(), keys.end()).size() == keys.size());

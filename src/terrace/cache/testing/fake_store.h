@@ -18,7 +18,7 @@ class FakeStore final : public Store {
   explicit FakeStore(std::uint32_t row_bytes) : row_bytes_(row_bytes) {}
 
   Status Read(std::span<const Key> keys, std::span<std::byte* const> rows,
-              std::span<std::uint8_t> found) override;
+              std::span<std::uint8_t> found, const std::atomic<bool>* stop) override;
   Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows) override;
   Status Erase(std::span<const Key> keys) override;
   Result<ManifestReference> Commit(std::uint64_t id) override;
