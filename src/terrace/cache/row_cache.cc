@@ -141,7 +141,7 @@ Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& opti
   TERRACE_RETURN_IF_ERROR(cache->SetCapacity(options.capacity_bytes));
   if (options.background) {
     RowCacheImpl* self = cache.get();
-    self->loader_ = Thread("cache-read", ThreadPriority::kYielding, [self] { self->LoaderLoop(); });
+    self->loader_ = Thread("cache-read", ThreadPriority::kNormal, [self] { self->LoaderLoop(); });
   }
   return std::unique_ptr<RowCache>(std::move(cache));
 }

@@ -115,6 +115,7 @@ class FaultyFile final : public File {
   }
 
   const std::string& path() const override { return base_->path(); }
+  std::size_t read_alignment() const override { return base_->read_alignment(); }
 
  private:
   friend class FaultyReadQueue;

@@ -28,9 +28,12 @@ class File {
  public:
   virtual ~File() = default;
   // Reads up to buffer.size() bytes at `offset`; fewer only at the end of the file.
-  // A direct file asks for offset, size and buffer aligned to kDirectIoAlignment.
+  // A direct file asks for offset, size and buffer aligned to read_alignment().
   virtual Result<std::size_t> ReadAt(std::uint64_t offset, std::span<std::byte> buffer) = 0;
-  // Writes all of `data` at `offset`, growing the file. Alignment as above. After an error the
+  // A divisor of kDirectIoAlignment: the sector of the disk, where the kernel tells it.
+  virtual std::size_t read_alignment() const = 0;
+  // Writes all of `data` at `offset`, growing the file. A direct file asks for offset, size and
+  // data aligned to kDirectIoAlignment. After an error the
   // bytes there are unknown, and every later WriteAt, Truncate and Sync of this File fails too:
   // reopen the file to go on.
   virtual Status WriteAt(std::uint64_t offset, std::span<const std::byte> data) = 0;
@@ -84,8 +87,9 @@ class ReadQueue {
 
 struct ReadQueueOptions {
   std::string backend = "auto";  // auto | io_uring | threads
-  int depth = 64;                // Requests in flight; more gains nothing above 64 on NVMe.
-  int threads = 4;               // Of the pool.
+  int depth =
+      256;  // Requests in flight: what a disk's queue holds, so that a late thread leaves it busy.
+  int threads = 4;  // Of the pool.
 };
 
 // A lock on a file between processes, given back by the destructor or the end of the process.

@@ -24,14 +24,35 @@ Status StickyError::Set(Status status) {
   return status;
 }
 
-void CheckDirectAlignment(std::uint64_t offset, const std::byte* data, std::size_t size) {
-  TERRACE_CHECK(offset % kDirectIoAlignment == 0);
-  TERRACE_CHECK(reinterpret_cast<std::uintptr_t>(data) % kDirectIoAlignment == 0);
-  TERRACE_CHECK(size % kDirectIoAlignment == 0);
+void CheckDirectAlignment(std::uint64_t offset, const std::byte* data, std::size_t size,
+                          std::size_t alignment) {
+  TERRACE_CHECK(offset % alignment == 0);
+  TERRACE_CHECK(reinterpret_cast<std::uintptr_t>(data) % alignment == 0);
+  TERRACE_CHECK(size % alignment == 0);
 }
 
+namespace {
+std::size_t ReadAlignment(int fd, bool direct) {
+  if (!direct) return kSectorBytes;
+#ifdef STATX_DIOALIGN
+  struct statx info = {};
+  if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
+      (info.stx_mask & STATX_DIOALIGN) != 0 && info.stx_dio_offset_align > 0) {
+    const std::size_t told = std::max({kSectorBytes, std::size_t{info.stx_dio_offset_align},
+                                       std::size_t{info.stx_dio_mem_align}});
+    if (kDirectIoAlignment % told == 0) return told;
+  }
+#endif
+  return kDirectIoAlignment;
+}
+}  // namespace
+
 PosixFile::PosixFile(int fd, std::string path, bool aligned, bool direct)
-    : fd_(fd), path_(std::move(path)), aligned_(aligned), direct_(direct) {}
+    : fd_(fd),
+      path_(std::move(path)),
+      aligned_(aligned),
+      read_alignment_(ReadAlignment(fd, direct)),
+      direct_(direct) {}
 
 PosixFile::~PosixFile() {
   // Nothing to report: what mattered was synced, and Linux frees the descriptor in any case.
@@ -66,7 +87,7 @@ ReadStep PosixFile::AfterRead(std::uint64_t offset, std::size_t size, std::size_
     step.done = true;
     return step;
   }
-  if (!direct() || step.bytes_read % kDirectIoAlignment == 0) return step;
+  if (!direct() || step.bytes_read % read_alignment_ == 0) return step;
   // A direct read that stops inside a block is at the end of the file, unless it was cut short.
   Result<std::uint64_t> end = Size();
   if (!end.ok() || offset + step.bytes_read >= *end) {
@@ -74,7 +95,7 @@ ReadStep PosixFile::AfterRead(std::uint64_t offset, std::size_t size, std::size_
     if (!end.ok()) step.status = end.status();
     return step;
   }
-  std::size_t whole = step.bytes_read / kDirectIoAlignment * kDirectIoAlignment;
+  std::size_t whole = step.bytes_read / read_alignment_ * read_alignment_;
   if (whole == before && !FallBackToBuffered()) {
     step.done = true;
     step.status = IoError(fmt::format("reading '{}': only {} of {} bytes came at offset {}", path_,
@@ -86,7 +107,7 @@ ReadStep PosixFile::AfterRead(std::uint64_t offset, std::size_t size, std::size_
 }
 
 Result<std::size_t> PosixFile::ReadAt(std::uint64_t offset, std::span<std::byte> buffer) {
-  if (aligned_) CheckDirectAlignment(offset, buffer.data(), buffer.size());
+  if (aligned_) CheckDirectAlignment(offset, buffer.data(), buffer.size(), read_alignment_);
   if (buffer.empty()) return std::size_t{0};
   ReadStep step;
   while (!step.done) {
@@ -127,7 +148,7 @@ Status PosixFile::WriteLoop(std::uint64_t offset, std::span<const std::byte> dat
 }
 
 Status PosixFile::WriteAt(std::uint64_t offset, std::span<const std::byte> data) {
-  if (aligned_) CheckDirectAlignment(offset, data.data(), data.size());
+  if (aligned_) CheckDirectAlignment(offset, data.data(), data.size(), kDirectIoAlignment);
   TERRACE_RETURN_IF_ERROR(error_.Get());
   Status status = WriteLoop(offset, data);
   return status.ok() ? status : error_.Set(std::move(status));

@@ -28,7 +28,10 @@ class StickyError {
 };
 
 // A direct file's calls must be aligned; a caller that is not has a defect.
-void CheckDirectAlignment(std::uint64_t offset, const std::byte* data, std::size_t size);
+void CheckDirectAlignment(std::uint64_t offset, const std::byte* data, std::size_t size,
+                          std::size_t alignment);
+// What disks and file systems ask for at least, as far as the kernel does not tell.
+inline constexpr std::size_t kSectorBytes = 512;
 
 // What to do after one read call of a request returned.
 struct ReadStep {
@@ -49,6 +52,7 @@ class PosixFile final : public File {
   Result<std::uint64_t> Size() override;
   Status Truncate(std::uint64_t size) override;
   const std::string& path() const override { return path_; }
+  std::size_t read_alignment() const override { return read_alignment_; }
 
   int fd() const { return fd_; }
   bool aligned() const { return aligned_; }
@@ -65,6 +69,7 @@ class PosixFile final : public File {
   const int fd_;
   const std::string path_;
   const bool aligned_;
+  const std::size_t read_alignment_;
   // Relaxed: a stale value only makes one more call try the other way.
   std::atomic<bool> direct_;
   StickyError error_;

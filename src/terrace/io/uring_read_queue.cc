@@ -81,7 +81,8 @@ void UringReadQueue::Fill() {
         continue;
       }
       if (file->aligned()) {
-        CheckDirectAlignment(request->offset, request->buffer.data(), request->buffer.size());
+        CheckDirectAlignment(request->offset, request->buffer.data(), request->buffer.size(),
+                             file->read_alignment());
       }
       request->bytes_read = 0;
       request->status = OkStatus();

@@ -133,17 +133,19 @@ std::size_t StoreImpl::FillPart(const ReadPlan& plan, std::size_t next, ReadPart
   part->ranges.clear();
   part->requests.clear();
   const std::vector<std::uint64_t>& wanted = plan.wanted;
+  std::uint64_t sector = kBlockBytes;  // Of the file that is looked at.
   const auto begin_of = [&](std::size_t w) {
-    return layout_.RecordOffset(RowOf(wanted[w])) / kBlockBytes * kBlockBytes;
+    return layout_.RecordOffset(RowOf(wanted[w])) / sector * sector;
   };
   const auto end_of = [&](std::size_t w) {
-    return AlignUp(layout_.RecordOffset(RowOf(wanted[w])) + layout_.record_bytes, kBlockBytes);
+    return AlignUp(layout_.RecordOffset(RowOf(wanted[w])) + layout_.record_bytes, sector);
   };
   std::size_t used = 0;  // Of the part's buffer.
   while (next < wanted.size()) {
     Range range;
     const std::uint32_t slot = SlotOf(wanted[next]);
     range.file = plan.held[slot].get();
+    sector = range.file->file->read_alignment();
     range.begin = next;
     range.offset = begin_of(next);
     std::uint64_t end = end_of(next);

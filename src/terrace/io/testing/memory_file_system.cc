@@ -134,7 +134,7 @@ class MemoryFile final : public File {
   }
 
   Result<std::size_t> ReadAt(std::uint64_t offset, std::span<std::byte> buffer) override {
-    if (aligned_) CheckDirectAlignment(offset, buffer.data(), buffer.size());
+    if (aligned_) CheckDirectAlignment(offset, buffer.data(), buffer.size(), kSectorBytes);
     MutexLock lock(&fs_->mu_);
     TERRACE_RETURN_IF_ERROR(CheckAlive());
     if (node_->is_directory) return ErrnoError(EISDIR, "reading", path_);
@@ -155,7 +155,7 @@ class MemoryFile final : public File {
   }
 
   Status WriteAt(std::uint64_t offset, std::span<const std::byte> data) override {
-    if (aligned_) CheckDirectAlignment(offset, data.data(), data.size());
+    if (aligned_) CheckDirectAlignment(offset, data.data(), data.size(), kDirectIoAlignment);
     TERRACE_RETURN_IF_ERROR(error_.Get());
     MutexLock lock(&fs_->mu_);
     TERRACE_RETURN_IF_ERROR(CheckAlive());
@@ -188,6 +188,7 @@ class MemoryFile final : public File {
   }
 
   const std::string& path() const override { return path_; }
+  std::size_t read_alignment() const override { return kSectorBytes; }
 
  private:
   Status CheckAlive() const TERRACE_REQUIRES(fs_->mu_) {
