@@ -24,8 +24,38 @@ std::uint64_t WorkItem::MemoryBytes() const {
   return bytes;
 }
 
+std::uint64_t WorkItem::UsedBytes() const {
+  std::uint64_t bytes = local_row.size() * sizeof(std::uint32_t);
+  for (const TableWork& table : tables) {
+    bytes += table.keys.size() * kWorkingRowBytes + table.rows.size() * kLocalRowBytes +
+             table.example.size() * 2 * sizeof(std::uint32_t) + table.value.size() * sizeof(float);
+  }
+  return bytes;
+}
+
+Result<SetLimiter::Token> SetLimiter::Take() {
+  MutexLock lock(&mu_);
+  while (free_ == 0 && cancelled_.ok()) released_.Wait(&mu_);
+  TERRACE_RETURN_IF_ERROR(cancelled_);
+  --free_;
+  return Token(this);
+}
+
+void SetLimiter::Cancel(const Status& cause) {
+  MutexLock lock(&mu_);
+  if (cancelled_.ok()) cancelled_ = cause;
+  released_.NotifyAll();
+}
+
+void SetLimiter::Release() {
+  MutexLock lock(&mu_);
+  ++free_;
+  released_.NotifyOne();
+}
+
 void WorkItem::Clear() {
   batch.reset();
+  token.GiveBack();
   local_row.clear();
   for (TableWork& table : tables) {
     table.pinned.Release();
@@ -72,14 +102,20 @@ class KeyPlanner::KeyMap {
   // Makes room for `more` keys beside the `used` ones of the current set, at a load of at most one
   // half.
   void Reserve(std::size_t used, std::size_t more, std::uint32_t set_stamp) {
-    std::size_t size = slots_.size();
-    while (size < 2 * (used + more)) size *= 2;
+    const std::size_t size = BytesAfter(used, more) / sizeof(Slot);
     if (size == slots_.size()) return;
     std::vector<Slot> old(size);
     old.swap(slots_);
     for (const Slot& slot : old) {
       if (slot.stamp >= set_stamp) *Find(slot.key, MixKey(slot.key), set_stamp) = slot;
     }
+  }
+
+  // What Reserve makes of it.
+  std::uint64_t BytesAfter(std::size_t used, std::size_t more) const {
+    std::size_t size = slots_.size();
+    while (size < 2 * (used + more)) size *= 2;
+    return size * sizeof(Slot);
   }
 
   void Clear() { std::fill(slots_.begin(), slots_.end(), Slot()); }
@@ -91,10 +127,11 @@ class KeyPlanner::KeyMap {
 };
 
 KeyPlanner::KeyPlanner(std::vector<PlannedSlot> slots, std::size_t tables,
-                       std::uint32_t minibatch_size)
+                       std::uint32_t minibatch_size, std::uint64_t max_bytes)
     : slots_(std::move(slots)),
       tables_(tables),
       minibatch_size_(minibatch_size),
+      max_bytes_(max_bytes),
       any_mean_(std::any_of(slots_.begin(), slots_.end(),
                             [](const PlannedSlot& slot) { return slot.mean; })),
       counts_(tables) {
@@ -140,6 +177,7 @@ Result<std::unique_ptr<WorkItem>> KeyPlanner::Plan(std::shared_ptr<const Batch> 
   while (item->end_example < item->batch->examples) {
     const std::uint32_t begin = item->end_example;
     const std::uint32_t end = std::min(begin + minibatch_size_, item->batch->examples);
+    if (item->minibatches > 0 && !HasMemoryFor(*item, begin, end)) break;
     std::uint32_t full_table = 0;
     if (!AddMinibatch(item.get(), begin, end, max_rows, &full_table)) {
       if (item->minibatches > 0) break;
@@ -155,6 +193,17 @@ Result<std::unique_ptr<WorkItem>> KeyPlanner::Plan(std::shared_ptr<const Batch> 
   return item;
 }
 
+bool KeyPlanner::HasMemoryFor(const WorkItem& item, std::uint32_t begin, std::uint32_t end) const {
+  const Batch& batch = *item.batch;
+  const std::size_t occurrences = batch.key_begin[std::size_t{end} * batch.slots] -
+                                  batch.key_begin[std::size_t{begin} * batch.slots];
+  std::uint64_t bytes = item.UsedBytes() + occurrences * kMostOccurrenceBytes;
+  for (std::size_t t = 0; t < tables_; ++t) {
+    bytes += maps_[t]->BytesAfter(item.tables[t].keys.size(), occurrences);
+  }
+  return bytes <= max_bytes_;
+}
+
 std::unique_ptr<WorkItem> KeyPlanner::TakeItem() {
   MutexLock lock(&spare_mu_);
   if (spare_.empty()) return std::make_unique<WorkItem>();
@@ -164,6 +213,8 @@ std::unique_ptr<WorkItem> KeyPlanner::TakeItem() {
 }
 
 void KeyPlanner::Recycle(std::unique_ptr<WorkItem> item) {
+  // Given back last, so that the next set takes this item's memory and no fresh one.
+  const SetLimiter::Token token = std::move(item->token);
   item->Clear();
   MutexLock lock(&spare_mu_);
   // One is used while one waits: more would only hold memory.

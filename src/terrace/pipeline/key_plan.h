@@ -27,8 +27,10 @@ struct PlannedSlot {
 
 class KeyPlanner {
  public:
-  // slots: by DataSchema::slots.
-  KeyPlanner(std::vector<PlannedSlot> slots, std::size_t tables, std::uint32_t minibatch_size);
+  // slots: by DataSchema::slots. max_bytes: an item ends before a mini-batch that may take it and
+  // the planner's maps beyond so many; one mini-batch is planned in any case.
+  KeyPlanner(std::vector<PlannedSlot> slots, std::size_t tables, std::uint32_t minibatch_size,
+             std::uint64_t max_bytes = ~std::uint64_t{0});
   ~KeyPlanner();
 
   // Plans examples [first_example, ...) of `batch` mini-batch by mini-batch into one item, and
@@ -49,6 +51,8 @@ class KeyPlanner {
   class KeyMap;
 
   std::unique_ptr<WorkItem> TakeItem() TERRACE_EXCLUDES(spare_mu_);
+  // Whether examples [begin, end) may be added within max_bytes.
+  bool HasMemoryFor(const WorkItem& item, std::uint32_t begin, std::uint32_t end) const;
 
   // Appends one mini-batch. False: a table is beyond its limit; the item is as before.
   bool AddMinibatch(WorkItem* item, std::uint32_t begin, std::uint32_t end,
@@ -59,6 +63,7 @@ class KeyPlanner {
   const std::vector<PlannedSlot> slots_;
   const std::size_t tables_;
   const std::uint32_t minibatch_size_;
+  const std::uint64_t max_bytes_;
   const bool any_mean_;
   std::vector<std::unique_ptr<KeyMap>> maps_;  // (tables)
   std::uint32_t minibatch_stamp_ = 0;  // Number of the current mini-batch over the planner's life.

@@ -1,11 +1,15 @@
 #include "terrace/pipeline/key_plan.h"
 
+#include <atomic>
 #include <map>
+#include <memory>
 #include <set>
+#include <utility>
 
 #include <gtest/gtest.h>
 
 #include "terrace/base/rng.h"
+#include "terrace/base/thread.h"
 
 namespace terrace {
 namespace {
@@ -118,6 +122,60 @@ TEST(KeyPlanner, CutsAtAMinibatchWhatDoesNotFit) {
   }
   EXPECT_EQ(minibatch, 25u);
   EXPECT_GT(items, 5);
+}
+
+TEST(KeyPlanner, CutsAtAMinibatchWhatTakesTooMuchMemory) {
+  constexpr std::uint64_t kScratchBytes = 8 << 10;  // Of MemoryBytes, at most: not maps.
+  const std::vector<PlannedSlot> slots = {{0, 0, false}, {1, 8, false}};
+  const auto batch = RandomBatch(9, 4096, 2, 100'000, false);
+  const std::size_t limits[2] = {100'000, 100'000};
+  int items_before = 0;
+  // Less than a mini-batch takes, and twice as much again and again until all fits.
+  for (std::uint64_t max_bytes = 1 << 10; items_before != 1; max_bytes *= 2) {
+    SCOPED_TRACE(max_bytes);
+    KeyPlanner planner(slots, 2, 64, max_bytes);
+    std::uint32_t example = 0;
+    std::uint32_t minibatch = 0;
+    int items = 0;
+    for (; example < batch->examples; ++items) {
+      auto item = planner.Plan(batch, example, minibatch, limits);
+      ASSERT_TRUE(item.ok()) << item.status().ToString();
+      if ((*item)->minibatches > 1) {
+        ASSERT_LE((*item)->UsedBytes() + planner.MemoryBytes() - kScratchBytes, max_bytes);
+      }
+      CheckItem(**item, slots);
+      example = (*item)->end_example;
+      minibatch += (*item)->minibatches;
+      planner.Recycle(std::move(*item));
+    }
+    EXPECT_EQ(minibatch, 64u);
+    if (items_before > 0) {
+      EXPECT_LE(items, items_before);
+    } else {
+      EXPECT_EQ(items, 64);
+    }
+    items_before = items;
+  }
+}
+
+TEST(SetLimiter, ATokenIsGivenBackWithItsSet) {
+  SetLimiter limiter(2);
+  auto first = std::make_unique<WorkItem>();
+  first->token = std::move(limiter.Take()).value();
+  SetLimiter::Token second = std::move(limiter.Take()).value();
+  std::atomic<bool> taken{false};
+  Thread third("third", ThreadPriority::kNormal, [&] {
+    EXPECT_TRUE(limiter.Take().ok());
+    taken = true;
+  });
+  EXPECT_FALSE(taken);
+  first.reset();
+  third.Join();
+  const SetLimiter::Token kept = std::move(limiter.Take()).value();
+  Thread fourth("fourth", ThreadPriority::kNormal,
+                [&] { EXPECT_EQ(limiter.Take().status().message(), "the test ends it"); });
+  limiter.Cancel(AbortedError("the test ends it"));
+  fourth.Join();
 }
 
 TEST(KeyPlanner, OneMinibatchThatCannotFitIsAnError) {

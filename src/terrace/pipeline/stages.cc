@@ -32,7 +32,8 @@ void ReadStage::Cancel(const Status& /*cause*/) { source_->Cancel(); }
 PullStage::PullStage(Options options, std::vector<RowCache*> caches)
     : options_(std::move(options)),
       caches_(std::move(caches)),
-      planner_(options_.slots, caches_.size(), options_.minibatch) {}
+      limiter_(options_.max_sets),
+      planner_(options_.slots, caches_.size(), options_.minibatch, options_.max_set_bytes) {}
 
 Result<std::unique_ptr<WorkItem>> PullStage::Plan(const std::shared_ptr<const Batch>& batch,
                                                   std::uint32_t first_example,
@@ -64,8 +65,13 @@ Status PullStage::Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool
   std::uint32_t example = 0;
   std::uint32_t minibatch = 0;
   while (example < batch->examples) {
+    SetLimiter::Token token;
+    if (options_.max_sets > 0) {
+      TERRACE_ASSIGN_OR_RETURN(token, limiter_.Take());
+    }
     if (options_.before_pull) TERRACE_RETURN_IF_ERROR(options_.before_pull());
     TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<WorkItem> planned, Plan(batch, example, minibatch));
+    planned->token = std::move(token);
     example = planned->end_example;
     minibatch += planned->minibatches;
     for (std::size_t t = 0; t < caches_.size(); ++t) {
@@ -78,6 +84,7 @@ Status PullStage::Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool
 }
 
 void PullStage::Cancel(const Status& cause) {
+  limiter_.Cancel(cause);
   for (RowCache* cache : caches_) cache->Abort(cause);
 }
 

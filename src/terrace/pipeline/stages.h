@@ -43,6 +43,9 @@ class PullStage final : public Stage {
     // Working sets that are to be in memory together: 1 at depth 0, else 2, so that one is brought
     // up beside another.
     std::uint32_t resident_sets = 2;
+    // Working sets that may be alive at a time, the one that is planned included; 0: any number.
+    std::uint32_t max_sets = 0;
+    std::uint64_t max_set_bytes = ~std::uint64_t{0};  // Of the lists of one: see KeyPlanner.
     // Called before each plan; lets the owner shrink caches for an index that has grown. An error
     // stops the run.
     std::function<Status()> before_pull;
@@ -66,6 +69,7 @@ class PullStage final : public Stage {
   const std::string name_ = "pull";
   const Options options_;
   const std::vector<RowCache*> caches_;
+  SetLimiter limiter_;
   KeyPlanner planner_;
   std::atomic<std::uint64_t> planner_bytes_{0};
 };

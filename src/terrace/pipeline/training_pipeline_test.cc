@@ -91,6 +91,7 @@ Outcome Train(const Setting& setting) {
   PullStage::Options pull_options;
   pull_options.minibatch = kMinibatch;
   pull_options.resident_sets = setting.depth == 0 ? 1 : 2;
+  pull_options.max_sets = setting.depth == 0 ? 0 : static_cast<std::uint32_t>(setting.depth) + 1;
   for (std::uint32_t s = 0; s < slots.size(); ++s) {
     table.slots.push_back({s, s * kDim, false});
     pull_options.slots.push_back({0, s * kDim, false});

@@ -6,13 +6,22 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "terrace/base/ids.h"
+#include "terrace/base/mutex.h"
+#include "terrace/base/status.h"
 #include "terrace/cache/row_cache.h"
 #include "terrace/data/batch.h"
 
 namespace terrace {
+
+// Bytes of a working set.
+inline constexpr std::uint64_t kWorkingRowBytes = 41;  // Key, pin, place, and its load's lists.
+inline constexpr std::uint64_t kLocalRowBytes = 16;    // Row, inverse, place.
+// Of an occurrence of a key that is in no other place.
+inline constexpr std::uint64_t kMostOccurrenceBytes = kWorkingRowBytes + kLocalRowBytes + 16;
 
 // What a working set says of one table. Rows are numbered twice: by working row w over the whole
 // set, and by local row r within a mini-batch, so that a key is hashed once and training touches
@@ -39,6 +48,45 @@ struct TableWork {
   std::uint64_t MemoryBytes() const;
 };
 
+// How many working sets may be alive at a time. Threads: any.
+class SetLimiter {
+ public:
+  // The right to one working set, given back when it goes.
+  class Token {
+   public:
+    Token() = default;
+    explicit Token(SetLimiter* limiter) : limiter_(limiter) {}
+    Token(Token&& other) noexcept : limiter_(std::exchange(other.limiter_, nullptr)) {}
+    Token& operator=(Token&& other) noexcept {
+      if (this != &other) {
+        GiveBack();
+        limiter_ = std::exchange(other.limiter_, nullptr);
+      }
+      return *this;
+    }
+    ~Token() { GiveBack(); }
+    void GiveBack() {
+      if (limiter_ != nullptr) std::exchange(limiter_, nullptr)->Release();
+    }
+
+   private:
+    SetLimiter* limiter_ = nullptr;
+  };
+
+  explicit SetLimiter(std::uint32_t limit) : free_(limit) {}
+  // Blocks: until fewer than the limit are alive. After Cancel: its cause.
+  Result<Token> Take() TERRACE_EXCLUDES(mu_);
+  void Cancel(const Status& cause) TERRACE_EXCLUDES(mu_);
+
+ private:
+  void Release() TERRACE_EXCLUDES(mu_);
+
+  Mutex mu_;
+  CondVar released_;
+  std::uint32_t free_ TERRACE_GUARDED_BY(mu_);
+  Status cancelled_ TERRACE_GUARDED_BY(mu_);
+};
+
 struct WorkItem {
   // Shared because a batch that does not fit in memory is cut into several items.
   std::shared_ptr<const Batch> batch;
@@ -55,6 +103,7 @@ struct WorkItem {
   // batch->keys from batch->key_begin[first_example * slots] on.
   std::vector<std::uint32_t> local_row;
   std::vector<TableWork> tables;
+  SetLimiter::Token token;
 
   std::uint32_t MinibatchBegin(std::uint32_t m) const { return first_example + m * minibatch_size; }
   std::uint32_t MinibatchEnd(std::uint32_t m) const {
@@ -62,6 +111,8 @@ struct WorkItem {
     return end < end_example ? end : end_example;
   }
   std::uint64_t MemoryBytes() const;
+  // What is filled now and what later stages add for it; memory that is only kept is not counted.
+  std::uint64_t UsedBytes() const;
 
   // Gives back what it pins and its batch, and empties its lists but keeps their memory, for the
   // next working set: to take fresh pages from the system for each costs more than to fill them.

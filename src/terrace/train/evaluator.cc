@@ -120,7 +120,8 @@ Result<std::unique_ptr<LoadedRun>> LoadedRun::Load(FileSystem* fs, const std::st
 }
 
 Status LoadedRun::Run(ClickMetrics* metrics, const PredictionSink& sink) {
-  KeyPlanner planner(PlannedSlots(*plan_), plan_->tables.size(), job_.training.minibatch);
+  KeyPlanner planner(PlannedSlots(*plan_), plan_->tables.size(), job_.training.minibatch,
+                     memory_.set_bytes);
   PinProvider rows(cache_pointers_);
   return Evaluate(source_.get(), memory_.batch, job_.training.minibatch, &planner, &rows,
                   model_.executor.get(), metrics, sink, nullptr);

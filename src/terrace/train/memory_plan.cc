@@ -8,6 +8,7 @@
 #include "terrace/base/check.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/units.h"
+#include "terrace/pipeline/work_item.h"
 
 namespace terrace {
 namespace {
@@ -20,30 +21,28 @@ std::uint64_t BatchBytesPerExample(const MemoryPlanInput& input) {
   return std::uint64_t{input.slots} * 12 + std::uint64_t{input.dense_width} * 4 + 24;
 }
 
-// Bytes that a working set adds: local rows, inverse lists, places and pins, all keys distinct.
-std::uint64_t WorkBytesPerExample(const MemoryPlanInput& input) {
-  return std::uint64_t{input.slots} * 56;
+// Of the lists of a working set and of the planner's maps, an occurrence of a key: what a click log
+// takes, and what it takes when no key comes twice. A set that takes more is cut.
+constexpr std::uint64_t kSetBytes = 44, kMostSetBytes = kMostOccurrenceBytes;
+constexpr std::uint64_t kMapBytes = 32, kMostMapBytes = 96;
+
+std::uint64_t SetBytes(const MemoryPlanInput& input, std::uint32_t batch) {
+  const std::uint64_t usual = std::uint64_t{input.slots} * batch * kSetBytes;
+  const std::uint64_t least = std::uint64_t{input.slots} * input.minibatch * kMostSetBytes;
+  return std::max(usual, least);
 }
 
-// The planner's map: 24-byte slots at a load of at most a half, for about half of the occurrences.
-std::uint64_t PlannerBytesPerExample(const MemoryPlanInput& input) {
-  return std::uint64_t{input.slots} * 48;
+std::uint64_t MapBytes(const MemoryPlanInput& input, std::uint32_t batch) {
+  const std::uint64_t usual = std::uint64_t{input.slots} * batch * kMapBytes;
+  const std::uint64_t least = std::uint64_t{input.slots} * input.minibatch * kMostMapBytes;
+  return std::max(usual, least);
 }
 
 std::uint64_t BatchesBytes(const MemoryPlanInput& input, std::uint32_t batch) {
-  std::uint64_t before_pull = 1;
-  std::uint64_t after_pull = 1;
-  if (!input.channel_capacities.empty()) {
-    before_pull = 2 + input.channel_capacities[0];
-    after_pull = 1;
-    for (std::size_t c = 1; c < input.channel_capacities.size(); ++c)
-      after_pull += 1 + input.channel_capacities[c];
-  }
-  const std::uint64_t per_example =
-      before_pull * BatchBytesPerExample(input) +
-      after_pull * (BatchBytesPerExample(input) + WorkBytesPerExample(input)) +
-      PlannerBytesPerExample(input);
-  return per_example * batch;
+  // Each set keeps its batch; more are read ahead.
+  const std::uint64_t batches = input.sets + input.batches_ahead;
+  return batches * BatchBytesPerExample(input) * batch + input.sets * SetBytes(input, batch) +
+         MapBytes(input, batch);
 }
 
 // What is spent before batches and rows get a byte.
@@ -155,15 +154,21 @@ Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input) {
   }
   const std::uint64_t rest = input.budget_bytes - fixed;
   // A share of what is left goes to batches, more only when one mini-batch asks for it. The larger
-  // a batch, the fewer bytes of the disk are read for each of its rows; with little memory the rows
-  // and their index need it more.
-  const std::uint64_t share = rest >= 256 * kMiB ? rest / 5 * 2 : rest / 4;
-  std::uint32_t batch = input.batch;
-  while (batch > input.minibatch &&
-         (BatchesBytes(input, batch) > share || BatchesBytes(input, batch) + least_rows > rest)) {
-    batch = std::max(input.minibatch, batch / 2 / input.minibatch * input.minibatch);
+  // a batch, the fewer bytes of the disk are read for each of its rows; but the more rows stay in
+  // memory, the fewer are read at all.
+  const std::uint64_t share = std::min(rest / 5, rest - least_rows);
+  std::uint32_t batch = input.batch / input.minibatch * input.minibatch;
+  if (BatchesBytes(input, batch) > share) {
+    std::uint32_t fits = 1, beyond = batch / input.minibatch;  // Mini-batches.
+    while (beyond - fits > 1) {
+      const std::uint32_t middle = fits + (beyond - fits) / 2;
+      (BatchesBytes(input, middle * input.minibatch) <= share ? fits : beyond) = middle;
+    }
+    batch = fits * input.minibatch;
   }
   plan.batch = batch;
+  plan.sets = input.sets;
+  plan.set_bytes = SetBytes(input, batch) + MapBytes(input, batch);
   plan.batches_bytes = BatchesBytes(input, batch);
   plan.rows_bytes = rest - plan.batches_bytes;
   return plan;

@@ -21,12 +21,13 @@ struct MemoryPlanInput {
   std::uint32_t dense_width = 0;     // Floats.
   std::uint32_t batch = 0;           // Examples, as the job asks.
   std::uint32_t minibatch = 0;
-  std::vector<std::size_t> channel_capacities;  // Empty at depth 0.
-  std::uint64_t least_cache_bytes = 0;          // Of all tables: LeastCacheBytes.
-  std::uint64_t dense_state_bytes = 0;          // A copy of it is made for a checkpoint.
-  std::uint64_t index_bytes = 0;                // Of the stores now; more after a resume.
-  std::uint64_t source_bytes = 0;  // Of one source: read-ahead, archive, shuffling window.
-  bool validates = false;          // A second source is open at times.
+  std::uint32_t sets = 1;               // Working sets alive at a time.
+  std::uint32_t batches_ahead = 0;      // Batches besides those of the sets.
+  std::uint64_t least_cache_bytes = 0;  // Of all tables: LeastCacheBytes.
+  std::uint64_t dense_state_bytes = 0;  // A copy of it is made for a checkpoint.
+  std::uint64_t index_bytes = 0;        // Of the stores now; more after a resume.
+  std::uint64_t source_bytes = 0;       // Of one source: read-ahead, archive, shuffling window.
+  bool validates = false;               // A second source is open at times.
 };
 
 struct MemoryPlan {
@@ -37,8 +38,10 @@ struct MemoryPlan {
   std::uint64_t io_buffer_bytes = 0;  // Of one store and use; a store has three.
   std::uint64_t io_bytes = 0;         // All of them.
   std::uint32_t batch = 0;            // Examples, adapted; a multiple of minibatch.
-  std::uint64_t batches_bytes =
-      0;  // Batches and working sets in flight, rows not counted, and the planner's map.
+  std::uint32_t sets = 1;             // Working sets alive at a time.
+  std::uint64_t set_bytes = 0;        // Of one, with the planner's maps; rows not counted.
+  // Batches and working sets in flight, rows not counted, and the planner's maps.
+  std::uint64_t batches_bytes = 0;
   std::uint64_t rows_bytes =
       0;  // Caches and the stores' indexes together: the index grows, the caches give way.
 };

@@ -18,7 +18,8 @@ MemoryPlanInput RandomInput(Rng* rng) {
   input.dense_width = static_cast<std::uint32_t>(rng->Below(64));
   input.minibatch = 1U << rng->Below(12);
   input.batch = input.minibatch << rng->Below(8);
-  if (rng->Below(3) > 0) input.channel_capacities = {1 + rng->Below(3), 1, 1 + rng->Below(3)};
+  input.sets = 1 + static_cast<std::uint32_t>(rng->Below(5));
+  if (input.sets > 1) input.batches_ahead = 2 + static_cast<std::uint32_t>(rng->Below(3));
   const std::uint64_t row_bytes = 24 + 8 * rng->Below(200);
   input.least_cache_bytes =
       2 * std::uint64_t{input.minibatch} * input.slots * (row_bytes + 96) + 8 * kMiB;

@@ -191,6 +191,8 @@ Result<TrainOutcome> TrainingRun::Run() {
   options.slots = PlannedSlots(*plan_);
   options.minibatch = job_.training.minibatch;
   options.resident_sets = job_.pipeline.depth > 0 ? 2 : 1;
+  if (!capacities_.empty()) options.max_sets = memory_.sets;
+  options.max_set_bytes = memory_.set_bytes;
   options.before_pull = [this] { return BeforePull(); };
   PullStage pull(options, cache_pointers_);
   HostStage stage;

@@ -83,7 +83,15 @@ Status TrainingRun::MakeMemoryPlan() {
     const double no_times[4] = {};
     capacities_ = ChannelCapacities(job_.pipeline.depth, no_times, fixed_capacities_);
   }
-  input.channel_capacities = capacities_;
+  if (!capacities_.empty()) {
+    // One is trained while `depth` others are brought up; more only when channels are asked to hold
+    // more.
+    input.sets = static_cast<std::uint32_t>(job_.pipeline.depth) + 1;
+    if (fixed_capacities_[1] > 0 || fixed_capacities_[2] > 0) {
+      input.sets = static_cast<std::uint32_t>(3 + capacities_[1] + capacities_[2]);
+    }
+    input.batches_ahead = static_cast<std::uint32_t>(1 + capacities_[0]);
+  }
   input.dense_state_bytes = model_.network->ParameterBytes();
   input.validates = job_.has_validation;
   TERRACE_ASSIGN_OR_RETURN(memory_, PlanMemory(input));
