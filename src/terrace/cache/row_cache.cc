@@ -310,9 +310,9 @@ Status RowCacheImpl::AllocateMissing(PinnedRows* pinned, Missing* missing) {
     const std::size_t victims =
         std::min<std::size_t>(wanted - missing->rows.size(), victims_at_once_);
     {
-      const WriteBack::AppendScope appends(write_back_.get());
+      WriteBack::AppendScope appends(write_back_.get());
       if (appends.room() >= victims) {
-        const std::size_t count = EvictGroup(victims, freed.data());
+        const std::size_t count = EvictGroup(victims, freed.data(), &appends);
         for (std::size_t i = 0; i < count; ++i) take(freed[i]);
         held_rows_ += count;
         needed_rows_ -= count;
@@ -363,18 +363,21 @@ Status RowCacheImpl::RebuildMap(std::uint64_t rows) {
   return OkStatus();
 }
 
-std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed) {
+std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed,
+                                     WriteBack::AppendScope* appends) {
   std::array<EntryId, kVictims> victims;
   const std::size_t count = policy_->TakeVictims(wanted, victims.data());
   TERRACE_CHECK(count > 0);  // What is reserved is not held.
   for (std::size_t i = 0; i < count; ++i) {
     Entry& entry = arena_.entry(victims[i]);
     map_.Prefetch(MixKey(entry.key));
-    if (LoadFlags(entry) == kDirtyFlag) __builtin_prefetch(arena_.row(victims[i]));
+    if (LoadFlags(entry) != kDirtyFlag) continue;
+    appends->Prefetch(entry.key);
+    __builtin_prefetch(arena_.row(victims[i]));
   }
   std::size_t kept = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    Evict(victims[i]);
+    Evict(victims[i], appends);
     if (arena_.is_closed(victims[i])) {
       arena_.Free(victims[i]);
       continue;
@@ -386,11 +389,11 @@ std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed) {
   return kept;
 }
 
-void RowCacheImpl::Evict(EntryId id) {
+void RowCacheImpl::Evict(EntryId id, WriteBack::AppendScope* appends) {
   Entry& entry = arena_.entry(id);
   if (LoadFlags(entry) == kDirtyFlag) {
     SyncPoint::Hit("cache.evict.before_write");
-    write_back_->Append(entry.key, arena_.row(id));
+    appends->Append(entry.key, arena_.row(id));
     StoreFlags(entry, 0);
     dirty_rows_.fetch_sub(1, std::memory_order_relaxed);
   }

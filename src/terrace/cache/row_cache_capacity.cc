@@ -82,10 +82,10 @@ Result<bool> RowCacheImpl::EmptyChunk(std::uint32_t chunk) {
       continue;
     }
     {
-      const WriteBack::AppendScope appends(write_back_.get());
+      WriteBack::AppendScope appends(write_back_.get());
       if (LoadFlags(arena_.entry(id)) != kDirtyFlag || appends.room() > 0) {
         policy_->Forget(id);
-        Evict(id);
+        Evict(id, &appends);
         arena_.Free(id);
         ++slot;
         continue;

@@ -88,14 +88,18 @@ Status RowCacheImpl::FlushChunk(std::uint32_t chunk) {
 }
 
 bool RowCacheImpl::AppendDirty(std::uint32_t chunk, std::uint32_t* slot) {
-  const WriteBack::AppendScope appends(write_back_.get());
+  WriteBack::AppendScope appends(write_back_.get());
   std::size_t room = appends.room();
+  constexpr std::uint32_t kAhead = 16;
   for (; arena_.present(chunk) && *slot < arena_.touched(chunk); ++*slot) {
+    if (*slot + kAhead < arena_.touched(chunk)) {
+      appends.Prefetch(arena_.entry(arena_.id(chunk, *slot + kAhead)).key);
+    }
     const EntryId id = arena_.id(chunk, *slot);
     Entry& entry = arena_.entry(id);
     if (entry.place < kHeld || LoadFlags(entry) != kDirtyFlag) continue;
     if (room == 0) return false;
-    write_back_->Append(entry.key, arena_.row(id));
+    appends.Append(entry.key, arena_.row(id));
     StoreFlags(entry, 0);
     dirty_rows_.fetch_sub(1, std::memory_order_relaxed);
     --room;

@@ -130,15 +130,15 @@ TEST(Hazard, AFlushTakesNoRoomFromUnderAnEviction) {
   const Row row = InitialRow(1);
   store.HoldWrites();
   {
-    const WriteBack::AppendScope appends(&write_back);
-    for (Key key = 0; key < 13; ++key) write_back.Append(key, row.data());
+    WriteBack::AppendScope appends(&write_back);
+    for (Key key = 0; key < 13; ++key) appends.Append(key, row.data());
   }
   store.WaitForHeldWrite();  // One buffer is in flight, the other holds three rows.
   std::atomic<bool> started{false};
   Status flushed;
   Thread flusher;
   {
-    const WriteBack::AppendScope appends(&write_back);
+    WriteBack::AppendScope appends(&write_back);
     ASSERT_EQ(appends.room(), 7u);
     flusher = Thread("flusher", ThreadPriority::kNormal, [&] {
       started = true;
@@ -146,7 +146,7 @@ TEST(Hazard, AFlushTakesNoRoomFromUnderAnEviction) {
     });
     while (!started) std::this_thread::yield();
     for (int i = 0; i < 1000; ++i) std::this_thread::yield();  // It gets as far as it can.
-    for (Key key = 13; key < 20; ++key) write_back.Append(key, row.data());
+    for (Key key = 13; key < 20; ++key) appends.Append(key, row.data());
   }
   store.LetGo();
   flusher.Join();

@@ -88,9 +88,10 @@ class RowCacheImpl final : public RowCache {
   Status AddChunk() TERRACE_REQUIRES(mu_);
   // Evicts up to `wanted` rows; their entries go to `freed`, or back to the arena when their chunk
   // is closed. REQUIRES: wanted <= victims_at_once_, and the write buffer has room for as many.
-  std::size_t EvictGroup(std::size_t wanted, EntryId* freed) TERRACE_REQUIRES(mu_);
+  std::size_t EvictGroup(std::size_t wanted, EntryId* freed, WriteBack::AppendScope* appends)
+      TERRACE_REQUIRES(mu_);
   // Takes a row out of the map, to the write buffer when it is dirty. The entry is the caller's.
-  void Evict(EntryId id) TERRACE_REQUIRES(mu_);
+  void Evict(EntryId id, WriteBack::AppendScope* appends) TERRACE_REQUIRES(mu_);
   // Enters the rows of a Pin; those whose bytes are in no buffer are on their way from now on.
   void Publish(PinnedRows* pinned, const Missing& missing) TERRACE_REQUIRES(mu_);
   // Runs the oldest load, mu_ released meanwhile. REQUIRES: there is one, and none is running.

@@ -11,6 +11,7 @@
 namespace terrace {
 namespace {
 constexpr int kIndexBits = 24;
+constexpr std::size_t kAhead = 16;  // Keys; what memory delivers while one is handled.
 constexpr std::uint32_t kIndexMask = (std::uint32_t{1} << kIndexBits) - 1;
 
 std::uint64_t Stride(std::uint32_t row_bytes) { return (std::uint64_t{row_bytes} + 7) / 8 * 8; }
@@ -71,29 +72,12 @@ WriteBack::~WriteBack() {
   if (thread_.joinable()) thread_.Join();
 }
 
-std::size_t WriteBack::RoomLocked() const {
+std::size_t WriteBack::Room() const {
   std::size_t room = idle_.size() * options_.buffer_rows;
   if (filling_ >= 0) {
     room += options_.buffer_rows - buffers_[static_cast<std::size_t>(filling_)].keys.size();
   }
   return room;
-}
-
-std::size_t WriteBack::BeginAppends() {
-  MutexLock lock(&mu_);
-  TERRACE_CHECK(!appending_);
-  appending_ = true;
-  return RoomLocked();
-}
-
-void WriteBack::EndAppends() {
-  MutexLock lock(&mu_);
-  appending_ = false;
-  written_.NotifyAll();
-}
-
-void WriteBack::WaitForAppends() {
-  while (appending_) written_.Wait(&mu_);
 }
 
 std::uint32_t WriteBack::FindPlace(Key key) const {
@@ -103,7 +87,6 @@ std::uint32_t WriteBack::FindPlace(Key key) const {
 }
 
 void WriteBack::Append(Key key, const std::byte* row) {
-  MutexLock lock(&mu_);
   if (filling_ < 0) {
     TERRACE_CHECK(!idle_.empty());
     filling_ = idle_.back();
@@ -179,6 +162,7 @@ void WriteBack::WriteOldest() {
   writing_ = false;
   if (status.ok()) {
     for (std::size_t i = 0; i < buffer.keys.size(); ++i) {
+      if (i + kAhead < buffer.keys.size()) map_.Prefetch(MixKey(buffer.keys[i + kAhead]));
       // A newer version may lie in another buffer by now.
       const std::uint32_t place = FindPlace(buffer.keys[i]);
       if (place == (number << kIndexBits | static_cast<std::uint32_t>(i))) {
@@ -222,15 +206,9 @@ Status WriteBack::WaitForSequence(std::uint64_t sequence, bool cancellable) {
 Status WriteBack::MakeRoom(std::size_t rows, bool cancellable) {
   TERRACE_CHECK(rows <= options_.buffer_rows);
   MutexLock lock(&mu_);
-  while (RoomLocked() < rows) {
+  while (Room() < rows) {
     // What is being filled may be too small a rest of a buffer.
-    if (queue_.empty()) {
-      if (appending_) {
-        WaitForAppends();
-        continue;
-      }
-      Submit();
-    }
+    if (queue_.empty()) Submit();
     TERRACE_RETURN_IF_ERROR(WaitForSequence(written_sequence_ + 1, cancellable));
   }
   return OkStatus();
@@ -239,14 +217,12 @@ Status WriteBack::MakeRoom(std::size_t rows, bool cancellable) {
 Status WriteBack::WriteNow() {
   if (options_.background) return OkStatus();
   MutexLock lock(&mu_);
-  WaitForAppends();
   Submit();
   return WaitForSequence(submitted_, /*cancellable=*/false);
 }
 
 Status WriteBack::Flush() {
   MutexLock lock(&mu_);
-  WaitForAppends();
   Submit();
   if (!failure_.ok()) {
     failure_ = OkStatus();
@@ -259,7 +235,6 @@ std::size_t WriteBack::Copy(std::span<const Key> keys, std::span<std::byte* cons
                             std::span<std::uint8_t> found) const {
   MutexLock lock(&mu_);
   if (map_.size() == 0) return 0;
-  constexpr std::size_t kAhead = 16;  // Keys; what memory delivers while one is handled.
   std::size_t copied = 0;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (i + kAhead < keys.size()) map_.Prefetch(MixKey(keys[i + kAhead]));

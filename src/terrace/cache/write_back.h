@@ -36,26 +36,33 @@ class WriteBack {
                                                    std::vector<Store*> stores);
   ~WriteBack();  // Ends after the write in flight; what is not written is lost.
 
-  // While one lives, nothing but its owner's Append() takes of the room: another thread's Flush()
-  // or MakeRoom() would submit a part-filled buffer under the appender's feet, and waits for its
-  // end instead. Its owner blocks on nothing meanwhile. One at a time.
-  class AppendScope {
+  // Takes rows in. While one lives, nobody else gets at the buffers: another thread's Flush() or
+  // MakeRoom() would submit a part-filled one under the appender's feet. Its owner blocks on
+  // nothing meanwhile.
+  class TERRACE_THREAD_ANNOTATION(scoped_lockable) AppendScope {
    public:
-    explicit AppendScope(WriteBack* write_back)
-        : write_back_(write_back), room_(write_back->BeginAppends()) {}
-    ~AppendScope() { write_back_->EndAppends(); }
+    explicit AppendScope(WriteBack* write_back) TERRACE_ACQUIRE(write_back->mu_)
+        : write_back_(write_back) {
+      write_back->mu_.Lock();
+    }
+    ~AppendScope() TERRACE_RELEASE() { write_back_->mu_.Unlock(); }
     AppendScope(const AppendScope&) = delete;
     AppendScope& operator=(const AppendScope&) = delete;
-    std::size_t room() const { return room_; }  // Rows that could be appended at its beginning.
+    // Rows that can be appended now.
+    std::size_t room() const TERRACE_NO_THREAD_SAFETY_ANALYSIS { return write_back_->Room(); }
+    // What the next Append of the key will touch.
+    void Prefetch(Key key) const TERRACE_NO_THREAD_SAFETY_ANALYSIS {
+      write_back_->map_.Prefetch(MixKey(key));
+    }
+    // Copies a row; replaces an older version that is not yet being written. REQUIRES: room.
+    void Append(Key key, const std::byte* row) TERRACE_NO_THREAD_SAFETY_ANALYSIS {
+      write_back_->Append(key, row);
+    }
 
    private:
     WriteBack* const write_back_;
-    const std::size_t room_;
   };
 
-  // Copies a row; replaces an older version that is not yet being written. REQUIRES: an AppendScope
-  // of the caller, with room left.
-  void Append(Key key, const std::byte* row) TERRACE_EXCLUDES(mu_);
   // Waits until `rows` (at most buffer_rows) can be appended; without a thread it writes.
   // cancellable: Cancel() ends it with its cause. Fails with the failure of a write.
   Status MakeRoom(std::size_t rows, bool cancellable) TERRACE_EXCLUDES(mu_);
@@ -93,11 +100,8 @@ class WriteBack {
     return buffer.rows.data() + index * stride_;
   }
   std::uint32_t FindPlace(Key key) const TERRACE_REQUIRES(mu_);
-  std::size_t RoomLocked() const TERRACE_REQUIRES(mu_);
-  std::size_t BeginAppends() TERRACE_EXCLUDES(mu_);
-  void EndAppends() TERRACE_EXCLUDES(mu_);
-  // Until no AppendScope lives.
-  void WaitForAppends() TERRACE_REQUIRES(mu_);
+  std::size_t Room() const TERRACE_REQUIRES(mu_);
+  void Append(Key key, const std::byte* row) TERRACE_REQUIRES(mu_);
   void Submit() TERRACE_REQUIRES(mu_);
   // Writes the oldest submitted buffer, mu_ released meanwhile. REQUIRES: there is one, no failure,
   // and nobody writes.
@@ -115,7 +119,7 @@ class WriteBack {
 
   mutable Mutex mu_;
   CondVar work_;     // For the thread: a buffer was submitted, a failure cleared, stop.
-  CondVar written_;  // A write or an AppendScope has ended; cancelled.
+  CondVar written_;  // A write has ended; cancelled.
   EntryMap map_ TERRACE_GUARDED_BY(mu_);  // Place of the newest version: buffer * 2^24 + index.
   std::deque<std::uint32_t> queue_ TERRACE_GUARDED_BY(mu_);  // Submitted, the oldest first.
   std::vector<std::uint32_t> idle_ TERRACE_GUARDED_BY(mu_);
@@ -125,7 +129,6 @@ class WriteBack {
   std::uint64_t unwritten_rows_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t written_rows_ TERRACE_GUARDED_BY(mu_) = 0;
   bool writing_ TERRACE_GUARDED_BY(mu_) = false;
-  bool appending_ TERRACE_GUARDED_BY(mu_) = false;  // An AppendScope lives.
   bool stop_ TERRACE_GUARDED_BY(mu_) = false;
   Status failure_ TERRACE_GUARDED_BY(mu_);
   Status cancelled_ TERRACE_GUARDED_BY(mu_);
