@@ -137,6 +137,19 @@ def test_compaction_changes_nothing(terrace, workspace, job_of, reference):
     run.verify()
 
 
+def test_writing_ahead_changes_nothing(terrace, workspace, job_of, reference):
+    """Rows go to disk long before a checkpoint asks for them, and are trained and written again."""
+    written = {}
+    for seconds in (0, 1000):
+        run = harness.Run(terrace, workspace, job_of(".tsv"), f"seconds{seconds}",
+                          **{"memory.budget": jobs.LARGE_BUDGET, "training.batch": 1024, "checkpoint.every_batches": 0,
+                             "checkpoint.final_seconds": seconds})
+        run.train().expect(0)
+        harness.assert_same(reference, run.result(), f"with checkpoint.final_seconds {seconds}")
+        written[seconds] = sum(line["performance"]["ssd"]["rows_written"] for line in run.metrics() if line["kind"] == "interval")
+    assert written[0] > 0 and written[1000] == 0, written
+
+
 def test_evaluate_beside_the_run_changes_nothing(terrace, workspace, job_of, reference, logs):
     data = logs.criteo(2000, seed=5, cardinality=40_000, zipf=0.6)
     run = harness.Run(terrace, workspace, job_of(".tsv"))

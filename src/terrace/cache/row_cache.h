@@ -115,6 +115,10 @@ class RowCache {
   // Runs beside a Pin, even one that waits for memory, and after Abort(). On error the rows stay
   // dirty; the next call tries again what failed before.
   virtual Status FlushDirty() = 0;
+  // Has up to `rows` dirty rows that nobody pins written, going on where the last call ended, so
+  // that FlushDirty has less to do. Blocks: on writes when the write buffers are full. From the
+  // thread of the pins. Fails as StartPin does.
+  virtual Status WriteAhead(std::uint64_t rows) = 0;
   // An upper bound of the bytes that FlushDirty would write now.
   virtual std::uint64_t dirty_bytes() const = 0;
 

@@ -67,7 +67,7 @@ Status RowCacheImpl::FlushDirty() {
   }
   // A chunk that a Pin adds from here on holds rows that were read from a store or are new.
   for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) {
-    TERRACE_RETURN_IF_ERROR(FlushChunk(chunk));
+    TERRACE_RETURN_IF_ERROR(FlushChunk(chunk, /*pinned=*/true, /*cancellable=*/false).status());
   }
   SyncPoint::Hit("cache.flush.before_write");
   TERRACE_RETURN_IF_ERROR(write_back_->Flush());
@@ -75,36 +75,57 @@ Status RowCacheImpl::FlushDirty() {
   return OkStatus();
 }
 
-Status RowCacheImpl::FlushChunk(std::uint32_t chunk) {
+Status RowCacheImpl::WriteAhead(std::uint64_t rows) {
+  std::uint32_t chunks = 0;
+  {
+    MutexLock lock(&mu_);
+    TERRACE_RETURN_IF_ERROR(aborted_);
+    chunks = arena_.chunk_numbers();
+  }
+  std::uint64_t done = 0;
+  for (std::uint32_t visited = 0; visited < chunks && done < rows; ++visited) {
+    ahead_chunk_ = (ahead_chunk_ + 1) % chunks;
+    TERRACE_ASSIGN_OR_RETURN(const std::uint64_t some,
+                             FlushChunk(ahead_chunk_, /*pinned=*/false, /*cancellable=*/true));
+    done += some;
+  }
+  return write_back_->WriteNow();
+}
+
+Result<std::uint64_t> RowCacheImpl::FlushChunk(std::uint32_t chunk, bool pinned, bool cancellable) {
+  std::uint64_t rows = 0;
   MutexLock lock(&mu_);
-  for (std::uint32_t slot = 0; !AppendDirty(chunk, &slot);) {
+  for (std::uint32_t slot = 0; true;) {
+    rows += AppendDirty(chunk, pinned, &slot);
+    if (!arena_.present(chunk) || slot >= arena_.touched(chunk)) return rows;
     mu_.Unlock();
-    Status made = write_back_->MakeRoom(1, /*cancellable=*/false);
+    Status made = write_back_->MakeRoom(1, cancellable);
     mu_.Lock();
     // The slot may have another row, or none, by now.
     if (!made.ok()) return made;
   }
-  return OkStatus();
 }
 
-bool RowCacheImpl::AppendDirty(std::uint32_t chunk, std::uint32_t* slot) {
-  WriteBack::AppendScope appends(write_back_.get());
-  std::size_t room = appends.room();
+std::uint64_t RowCacheImpl::AppendDirty(std::uint32_t chunk, bool pinned, std::uint32_t* slot) {
   constexpr std::uint32_t kAhead = 16;
+  WriteBack::AppendScope appends(write_back_.get());
+  const std::size_t room = appends.room();
+  std::size_t appended = 0;
   for (; arena_.present(chunk) && *slot < arena_.touched(chunk); ++*slot) {
     if (*slot + kAhead < arena_.touched(chunk)) {
       appends.Prefetch(arena_.entry(arena_.id(chunk, *slot + kAhead)).key);
     }
     const EntryId id = arena_.id(chunk, *slot);
     Entry& entry = arena_.entry(id);
-    if (entry.place < kHeld || LoadFlags(entry) != kDirtyFlag) continue;
-    if (room == 0) return false;
+    if (entry.place < (pinned ? kHeld : kFirstQueue)) continue;
+    if (LoadFlags(entry) != kDirtyFlag) continue;
+    if (appended == room) break;
     appends.Append(entry.key, arena_.row(id));
     StoreFlags(entry, 0);
     dirty_rows_.fetch_sub(1, std::memory_order_relaxed);
-    --room;
+    ++appended;
   }
-  return true;
+  return appended;
 }
 
 std::uint64_t RowCacheImpl::dirty_bytes() const {

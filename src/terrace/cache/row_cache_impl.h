@@ -46,6 +46,7 @@ class RowCacheImpl final : public RowCache {
   Status Peek(std::span<const Key> keys, std::span<std::byte* const> rows,
               std::span<std::uint8_t> found) override;
   Status FlushDirty() override;
+  Status WriteAhead(std::uint64_t rows) override;
   std::uint64_t dirty_bytes() const override;
   Status SetCapacity(std::uint64_t capacity_bytes) override;
   void Abort(const Status& cause) override;
@@ -109,10 +110,13 @@ class RowCacheImpl final : public RowCache {
   void PeekCached(std::size_t first, std::span<const Key> keys, std::span<std::byte* const> rows,
                   std::span<std::uint8_t> found, std::vector<std::size_t>* missing) const
       TERRACE_EXCLUDES(mu_);
-  Status FlushChunk(std::uint32_t chunk) TERRACE_EXCLUDES(mu_);
-  // Copies dirty rows of a chunk from *slot on to the write buffers; false: these are full, and
-  // *slot is where to go on.
-  bool AppendDirty(std::uint32_t chunk, std::uint32_t* slot) TERRACE_REQUIRES(mu_);
+  // Copies dirty rows of a chunk to the write buffers, and waits for room there. pinned: pinned
+  // ones too; cancellable: Abort ends it. Returns how many there were.
+  Result<std::uint64_t> FlushChunk(std::uint32_t chunk, bool pinned, bool cancellable)
+      TERRACE_EXCLUDES(mu_);
+  // The same from *slot on, until the buffers are full; *slot is then where to go on.
+  std::uint64_t AppendDirty(std::uint32_t chunk, bool pinned, std::uint32_t* slot)
+      TERRACE_REQUIRES(mu_);
 
   // Gives the memory of closed chunks without held rows back. May release mu_.
   Status ReleaseClosed() TERRACE_REQUIRES(mu_);
@@ -145,6 +149,7 @@ class RowCacheImpl final : public RowCache {
   std::uint64_t held_rows_ TERRACE_GUARDED_BY(mu_) = 0;  // Pinned, or taken by the Pin in progress.
   std::uint64_t needed_rows_ TERRACE_GUARDED_BY(mu_) = 0;  // Reserved by the Pin in progress.
   std::uint32_t handles_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::uint32_t ahead_chunk_ = 0;  // Where WriteAhead goes on; its thread's.
   std::deque<std::shared_ptr<RowLoad>> loads_ TERRACE_GUARDED_BY(mu_);  // Not done; oldest first.
   bool loading_ TERRACE_GUARDED_BY(mu_) = false;                        // The first of them runs.
   bool stop_ TERRACE_GUARDED_BY(mu_) = false;

@@ -35,7 +35,7 @@ class Model {
   void Run(int steps) {
     ASSERT_TRUE(fixture_.Open().ok());
     for (int step = 0; step < steps && !testing::Test::HasFatalFailure(); ++step) {
-      const std::uint64_t action = rng_.Below(20);
+      const std::uint64_t action = rng_.Below(21);
       if (action < 8) {
         Pin();
       } else if (action < 13) {
@@ -46,6 +46,8 @@ class Model {
         Peek();
       } else if (action < 19) {
         Flush();
+      } else if (action < 20) {
+        WriteAhead();
       } else {
         SetCapacity();
       }
@@ -123,6 +125,17 @@ class Model {
         ASSERT_EQ(rows[i], trained_[keys[i]]) << "key " << keys[i];
       }
     }
+  }
+
+  void WriteAhead() {
+    const std::uint64_t before = fixture_.cache->stats().dirty_rows;
+    ASSERT_TRUE(fixture_.cache->WriteAhead(rng_.Below(200)).ok());
+    ASSERT_LE(fixture_.cache->stats().dirty_rows, before);
+    if (!sets_.empty()) return;
+    ASSERT_TRUE(fixture_.cache->WriteAhead(kKeys).ok());
+    if (fixture_.options.background) return;  // The last ones wait in a buffer that is not full.
+    ASSERT_EQ(fixture_.cache->dirty_bytes(), 0u);
+    for (const auto& [key, row] : trained_) ASSERT_EQ(fixture_.Stored(key), row) << "key " << key;
   }
 
   void Flush() {

@@ -97,6 +97,9 @@ struct Job {
   struct Checkpoint {
     std::uint64_t every_batches = 50;  // Of training.batch examples; 0: only at the end.
     int keep = 2;
+    // A checkpoint at any moment takes about so long at most, at the write rate that was seen: rows
+    // that would take longer are written ahead.
+    double final_seconds = 10;
   } checkpoint;
   struct Metrics {
     std::uint64_t every_examples = 0;  // 0: 65536, whatever the batch.

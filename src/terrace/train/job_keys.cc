@@ -462,6 +462,12 @@ void AddRest(Builder* b) {
   b->Whole(
       "checkpoint.keep", [](Job & job, const std::string&) -> auto& { return job.checkpoint.keep; },
       1, 1000, "Checkpoints kept; under pressure of the quota older ones go first.");
+  b->Number(
+      "checkpoint.final_seconds",
+      [](Job & job, const std::string&) -> auto& { return job.checkpoint.final_seconds; },
+      {0, 86400},
+      "What the checkpoint after a signal may take at the write rate that was seen; rows in memory "
+      "that would take longer are written ahead.");
   OrNull(b->Whole(
       "metrics.every_examples",
       [](Job & job, const std::string&) -> auto& { return job.metrics.every_examples; }, 0, kMax64,

@@ -141,6 +141,29 @@ void TrainingRun::ReserveForLastCheckpoint() {
 }
 
 Status TrainingRun::BeforePull() {
+  TERRACE_RETURN_IF_ERROR(GiveWayToIndex());
+  return WriteAhead();
+}
+
+Status TrainingRun::WriteAhead() {
+  // Until the disk has shown its rate; slower than any SSD of today.
+  constexpr double kFirstBytesPerSecond = 200e6;
+  constexpr std::uint64_t kEnoughBytes = 256 * kMiB;
+  const StoreStats stores = stores_->stats();
+  const double rate = stores.write_bytes >= kEnoughBytes && stores.write_seconds > 0
+                          ? static_cast<double>(stores.write_bytes) / stores.write_seconds
+                          : kFirstBytesPerSecond;
+  const double limit = rate * job_.checkpoint.final_seconds / static_cast<double>(caches_.size());
+  for (std::size_t t = 0; t < caches_.size(); ++t) {
+    const double beyond = static_cast<double>(caches_[t]->dirty_bytes()) - limit;
+    if (beyond <= 0) continue;
+    const double rows = beyond / plan_->tables[t].schema.row_bytes();
+    TERRACE_RETURN_IF_ERROR(caches_[t]->WriteAhead(static_cast<std::uint64_t>(rows) + 1));
+  }
+  return OkStatus();
+}
+
+Status TrainingRun::GiveWayToIndex() {
   // In few steps, each ahead of the growth: a cache that shrinks waits for all pinned rows to
   // leave.
   const std::uint64_t step = IndexStep();

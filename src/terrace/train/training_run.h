@@ -80,6 +80,9 @@ class TrainingRun {
   void ReserveForLastCheckpoint() TERRACE_EXCLUDES(checkpoints_mu_);
   Status AfterFailure(const Status& failure);
   Status BeforePull();
+  Status GiveWayToIndex();
+  // Writes rows ahead of what a checkpoint could write in checkpoint.final_seconds.
+  Status WriteAhead();
   // Bytes of the index that the caches give way to at a time.
   std::uint64_t IndexStep() const;
   void AdaptChannels();
