@@ -10,69 +10,6 @@
 
 namespace terrace {
 
-std::uint64_t TableWork::MemoryBytes() const {
-  return keys.capacity() * sizeof(Key) + value.capacity() * sizeof(float) +
-         places.capacity() * sizeof(std::byte*) +
-         (row_begin.capacity() + rows.capacity() + inverse_begin.capacity() +
-          occurrence_begin.capacity() + example.capacity() + input_offset.capacity()) *
-             sizeof(std::uint32_t);
-}
-
-std::uint64_t WorkItem::MemoryBytes() const {
-  std::uint64_t bytes = local_row.capacity() * sizeof(std::uint32_t);
-  for (const TableWork& table : tables) bytes += table.MemoryBytes();
-  return bytes;
-}
-
-std::uint64_t WorkItem::UsedBytes() const {
-  std::uint64_t bytes = local_row.size() * sizeof(std::uint32_t);
-  for (const TableWork& table : tables) {
-    bytes += table.keys.size() * kWorkingRowBytes + table.rows.size() * kLocalRowBytes +
-             table.example.size() * 2 * sizeof(std::uint32_t) + table.value.size() * sizeof(float);
-  }
-  return bytes;
-}
-
-Result<SetLimiter::Token> SetLimiter::Take() {
-  MutexLock lock(&mu_);
-  while (free_ == 0 && cancelled_.ok()) released_.Wait(&mu_);
-  TERRACE_RETURN_IF_ERROR(cancelled_);
-  --free_;
-  return Token(this);
-}
-
-void SetLimiter::Cancel(const Status& cause) {
-  MutexLock lock(&mu_);
-  if (cancelled_.ok()) cancelled_ = cause;
-  released_.NotifyAll();
-}
-
-void SetLimiter::Release() {
-  MutexLock lock(&mu_);
-  ++free_;
-  released_.NotifyOne();
-}
-
-void WorkItem::Clear() {
-  batch.reset();
-  token.GiveBack();
-  local_row.clear();
-  for (TableWork& table : tables) {
-    table.pinned.Release();
-    table.keys.clear();
-    table.row_begin.clear();
-    table.rows.clear();
-    table.inverse_begin.clear();
-    table.occurrence_begin.clear();
-    table.example.clear();
-    table.input_offset.clear();
-    table.value.clear();
-    table.places.clear();
-  }
-  minibatch_size = first_example = end_example = first_minibatch = minibatches = 0;
-  last_of_batch = false;
-}
-
 // Open addressing by the mixed hash. A slot whose stamp is older than the current working set is
 // free, so that a new set starts without clearing the map.
 class KeyPlanner::KeyMap {
