@@ -94,7 +94,10 @@ def test_every_sync_point_of_a_resume(terrace, workspace, job, undisturbed, samp
     expected, seconds, _ = undisturbed
     record = workspace / "points"
     run = harness.Run(terrace, workspace, job)
-    kill_after(run, seconds * 0.6)
+    for share in (0.6, 0.4, 0.2):  # The machine may be less busy than it was for the undisturbed run.
+        if kill_after(run, seconds * share):
+            break
+        harness.remove(run.path)
     harness.copy_run(run.path, workspace / "killed")
     run.train("--resume", "--test-record-sync-points", record).expect(0)
     harness.assert_same(expected, run.result(), "resumed while points were recorded")
