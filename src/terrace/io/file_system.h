@@ -87,8 +87,8 @@ class ReadQueue {
 
 struct ReadQueueOptions {
   std::string backend = "auto";  // auto | io_uring | threads
-  int depth =
-      256;  // Requests in flight: what a disk's queue holds, so that a late thread leaves it busy.
+  // Requests in flight: a disk's whole queue, so that a thread that comes late finds it busy.
+  int depth = 256;
   int threads = 4;  // Of the pool.
 };
 

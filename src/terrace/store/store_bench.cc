@@ -30,7 +30,7 @@ struct Settings {
   std::string folder = ".";
   std::uint64_t keys = 20'000'000;
   std::uint64_t row_bytes = 128;
-  std::uint64_t gap_bytes = 32 << 10;
+  std::uint64_t gap_bytes = StoreOptions().merge_gap_bytes;
   std::uint64_t repeats = 5;
   std::uint64_t seed = 1;
   std::uint64_t update_seconds = 10;

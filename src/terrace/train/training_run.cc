@@ -148,10 +148,14 @@ Status TrainingRun::BeforePull() {
 Status TrainingRun::WriteAhead() {
   // Until the disk has shown its rate; slower than any SSD of today.
   constexpr double kFirstBytesPerSecond = 200e6;
-  constexpr std::uint64_t kEnoughBytes = 256 * kMiB;
+  constexpr double kEnoughBytes = 256e6;
   const StoreStats stores = stores_->stats();
-  const double rate = stores.write_bytes >= kEnoughBytes && stores.write_seconds > 0
-                          ? static_cast<double>(stores.write_bytes) / stores.write_seconds
+  // Compaction's bytes are among those written; its time is not.
+  const double written = static_cast<double>(stores.write_bytes) *
+                         static_cast<double>(stores.rows_written) /
+                         static_cast<double>(stores.rows_written + stores.rows_compacted + 1);
+  const double rate = written >= kEnoughBytes && stores.write_seconds > 0
+                          ? written / stores.write_seconds
                           : kFirstBytesPerSecond;
   const double limit = rate * job_.checkpoint.final_seconds / static_cast<double>(caches_.size());
   for (std::size_t t = 0; t < caches_.size(); ++t) {
