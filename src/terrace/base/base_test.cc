@@ -72,13 +72,28 @@ TEST(Channel, AbortWakesBothSidesWithTheFirstCause) {
   EXPECT_EQ(channel.Receive().status().code(), StatusCode::kIo);
 }
 
-TEST(WorkerGroup, RunsEveryWorkerEachRound) {
+TEST(WorkerGroup, RunsEveryTaskOnceEachRound) {
   for (int size : {1, 2, 5}) {
     WorkerGroup group("worker", size);
-    std::atomic<int> sum{0};
-    for (int round = 0; round < 100; ++round) group.Run([&](int worker) { sum += worker + 1; });
-    EXPECT_EQ(sum, 100 * size * (size + 1) / 2);
+    for (int round = 0; round < 200; ++round) {
+      const int tasks = round % 12;
+      std::vector<std::atomic<int>> runs(static_cast<std::size_t>(tasks));
+      group.Run(tasks, [&](int task) { ++runs[static_cast<std::size_t>(task)]; });
+      for (const auto& times : runs) ASSERT_EQ(times, 1);
+    }
   }
+}
+
+TEST(WorkerGroup, AFreeThreadTakesTheTasksOfOneThatIsHeldUp) {
+  WorkerGroup group("worker", 2);
+  std::atomic<int> done{0};
+  group.Run(5, [&](int task) {
+    if (task == 0) {
+      while (done < 4) std::this_thread::yield();
+    }
+    ++done;
+  });
+  EXPECT_EQ(done, 5);
 }
 
 TEST(HugeBuffer, IsZeroedAlignedAndMovable) {

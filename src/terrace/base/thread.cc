@@ -8,6 +8,7 @@
 #include <immintrin.h>
 #endif
 
+#include <numeric>
 #include <utility>
 
 #include "terrace/base/check.h"
@@ -47,15 +48,16 @@ void Thread::Join() { thread_.join(); }
 WorkerGroup::WorkerGroup(const std::string& name, int size, std::function<void()> on_start)
     : size_(size) {
   TERRACE_CHECK(size >= 1);
+  const auto own_threads = static_cast<std::size_t>(size - 1);
   {
     MutexLock lock(&mu_);
-    cpu_seconds_.resize(static_cast<std::size_t>(size));
+    cpu_seconds_.resize(own_threads);
   }
-  for (int worker = 1; worker < size; ++worker) {
-    threads_.emplace_back(name + std::to_string(worker), ThreadPriority::kNormal,
-                          [this, worker, on_start] {
+  for (std::size_t thread = 0; thread < own_threads; ++thread) {
+    threads_.emplace_back(name + std::to_string(thread + 1), ThreadPriority::kNormal,
+                          [this, thread, on_start] {
                             if (on_start) on_start();
-                            Loop(worker);
+                            Loop(thread);
                           });
   }
 }
@@ -69,45 +71,43 @@ WorkerGroup::~WorkerGroup() {
   for (Thread& thread : threads_) thread.Join();
 }
 
-void WorkerGroup::Run(const std::function<void(int)>& task) {
-  if (size_ > 1) {
-    MutexLock lock(&mu_);
-    task_ = &task;
-    running_ = size_ - 1;
-    ++round_;
-    start_.NotifyAll();
+void WorkerGroup::Run(int tasks, const std::function<void(int)>& task) {
+  if (size_ == 1) {
+    for (int i = 0; i < tasks; ++i) task(i);
+    return;
   }
-  task(0);
-  if (size_ > 1) {
-    MutexLock lock(&mu_);
-    while (running_ > 0) done_.Wait(&mu_);
-    task_ = nullptr;
+  MutexLock lock(&mu_);
+  task_ = &task;
+  tasks_ = tasks;
+  next_ = 0;
+  if (tasks > 1) start_.NotifyAll();
+  RunTasks();
+  while (running_ > 0) done_.Wait(&mu_);
+}
+
+void WorkerGroup::RunTasks() {
+  while (next_ < tasks_) {
+    const int i = next_++;
+    const std::function<void(int)>* task = task_;
+    ++running_;
+    mu_.Unlock();
+    (*task)(i);
+    mu_.Lock();
+    if (--running_ == 0 && next_ == tasks_) done_.NotifyOne();
   }
 }
 
 double WorkerGroup::cpu_seconds() const {
   MutexLock lock(&mu_);
-  double sum = 0;
-  for (double seconds : cpu_seconds_) sum += seconds;
-  return sum;
+  return std::accumulate(cpu_seconds_.begin(), cpu_seconds_.end(), 0.0);
 }
 
-void WorkerGroup::Loop(int worker) {
-  std::uint64_t seen = 0;
-  while (true) {
-    const std::function<void(int)>* task = nullptr;
-    {
-      MutexLock lock(&mu_);
-      while (round_ == seen && !stop_) start_.Wait(&mu_);
-      if (stop_) return;
-      seen = round_;
-      task = task_;
-    }
-    (*task)(worker);
-    const double cpu_seconds = ThreadCpuSeconds();
-    MutexLock lock(&mu_);
-    cpu_seconds_[static_cast<std::size_t>(worker)] = cpu_seconds;
-    if (--running_ == 0) done_.NotifyOne();
+void WorkerGroup::Loop(std::size_t thread) {
+  MutexLock lock(&mu_);
+  while (!stop_) {
+    RunTasks();
+    cpu_seconds_[thread] = ThreadCpuSeconds();
+    if (next_ == tasks_ && !stop_) start_.Wait(&mu_);
   }
 }
 

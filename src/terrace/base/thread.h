@@ -37,31 +37,36 @@ class Thread {
   std::thread thread_;
 };
 
-// Runs `task(worker)` for worker in [0, size) on `size` threads, of which the caller is worker 0,
-// and returns when all are done. Threads sleep between runs. Run() is called by one thread at a
-// time.
+// Runs `task(i)` for i in [0, tasks) on `size` threads, the caller one of them, and returns when
+// all are done. A thread takes the next task as soon as it is free, so that one which has to share
+// its core holds up the others by a task at most; which thread runs a task is left to chance.
+// Threads sleep between runs. Run() is called by one thread at a time.
 class WorkerGroup {
  public:
-  // REQUIRES: size >= 1. on_start runs once on each worker's thread, the caller's excepted.
+  // REQUIRES: size >= 1. on_start runs once on each thread, the caller's excepted.
   WorkerGroup(const std::string& name, int size, std::function<void()> on_start = nullptr);
   ~WorkerGroup();
   int size() const { return size_; }
-  void Run(const std::function<void(int)>& task);
-  // CPU time that the group's own threads have used up to the last Run; the caller's is not in it.
+  void Run(int tasks, const std::function<void(int)>& task) TERRACE_EXCLUDES(mu_);
+  // CPU time that the group's own threads had used when they last ran out of tasks; the caller's is
+  // not in it.
   double cpu_seconds() const TERRACE_EXCLUDES(mu_);
 
  private:
-  void Loop(int worker);
+  // Runs tasks until none is left to begin.
+  void RunTasks() TERRACE_REQUIRES(mu_);
+  void Loop(std::size_t thread) TERRACE_EXCLUDES(mu_);
 
   const int size_;
   mutable Mutex mu_;
   CondVar start_;
   CondVar done_;
   const std::function<void(int)>* task_ TERRACE_GUARDED_BY(mu_) = nullptr;
-  std::uint64_t round_ TERRACE_GUARDED_BY(mu_) = 0;
-  int running_ TERRACE_GUARDED_BY(mu_) = 0;
+  int tasks_ TERRACE_GUARDED_BY(mu_) = 0;
+  int next_ TERRACE_GUARDED_BY(mu_) = 0;     // The first that nobody has begun.
+  int running_ TERRACE_GUARDED_BY(mu_) = 0;  // Begun and not ended.
   bool stop_ TERRACE_GUARDED_BY(mu_) = false;
-  std::vector<double> cpu_seconds_ TERRACE_GUARDED_BY(mu_);  // (workers)
+  std::vector<double> cpu_seconds_ TERRACE_GUARDED_BY(mu_);  // (threads)
   std::vector<Thread> threads_;
 };
 

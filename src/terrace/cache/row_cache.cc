@@ -79,10 +79,10 @@ PinnedRows& PinnedRows::operator=(PinnedRows&& other) noexcept {
   return *this;
 }
 
-void PinnedRows::MarkDirty(std::span<const std::uint32_t> working_rows) {
-  if (working_rows.empty()) return;
-  TERRACE_CHECK(cache_ != nullptr);
-  cache_->MarkDirtyEntries(*this, working_rows);
+void PinnedRows::MarkDirty(std::size_t begin, std::size_t end) {
+  if (begin == end) return;
+  TERRACE_CHECK(cache_ != nullptr && begin < end && end <= size());
+  cache_->MarkDirtyEntries(*this, begin, end);
 }
 
 Status PinnedRows::Wait() {
@@ -449,15 +449,12 @@ void RowCacheImpl::UndoPin(const PinnedRows& pinned, const Missing& missing) {
   UnpinEntries(present);
 }
 
-void RowCacheImpl::MarkDirtyEntries(const PinnedRows& pinned,
-                                    std::span<const std::uint32_t> working_rows) {
+void RowCacheImpl::MarkDirtyEntries(const PinnedRows& pinned, std::size_t begin, std::size_t end) {
   constexpr std::size_t kAhead = 16;
   std::uint64_t fresh = 0;
-  for (std::size_t i = 0; i < working_rows.size(); ++i) {
-    if (i + kAhead < working_rows.size()) {
-      __builtin_prefetch(&arena_.entry(pinned.entries_[working_rows[i + kAhead]]), 1);
-    }
-    fresh += SetDirty(arena_.entry(pinned.entries_[working_rows[i]])) ? 1 : 0;
+  for (std::size_t w = begin; w < end; ++w) {
+    if (w + kAhead < end) __builtin_prefetch(&arena_.entry(pinned.entries_[w + kAhead]), 1);
+    fresh += SetDirty(arena_.entry(pinned.entries_[w])) ? 1 : 0;
   }
   dirty_rows_.fetch_add(fresh, std::memory_order_relaxed);
 }

@@ -69,8 +69,8 @@ class PinnedRows {
   std::size_t size() const { return rows_.size(); }
   std::byte* row(std::size_t w) const { return rows_[w]; }
   std::span<std::byte* const> rows() const { return rows_; }
-  // These working-set rows were trained. May be called for the same row again.
-  void MarkDirty(std::span<const std::uint32_t> working_rows);
+  // Working-set rows [begin, end) were trained. May be called for the same rows again.
+  void MarkDirty(std::size_t begin, std::size_t end);
   void Release();
 
  private:
@@ -137,8 +137,7 @@ class RowCache {
 
  protected:
   friend class PinnedRows;
-  virtual void MarkDirtyEntries(const PinnedRows& pinned,
-                                std::span<const std::uint32_t> working_rows) = 0;
+  virtual void MarkDirtyEntries(const PinnedRows& pinned, std::size_t begin, std::size_t end) = 0;
   // Waits for a load in flight.
   virtual void Unpin(const PinnedRows& pinned) = 0;
   virtual Status WaitFor(RowLoad* load) = 0;

@@ -251,12 +251,10 @@ class Bench {
       std::vector<Key> keys =
           DistinctKeys(&rng_, settings_.batch - missing, next_new_ - recent, recent);
       for (std::size_t i = 0; i < missing; ++i) keys.push_back(next_new_++);
-      std::vector<std::uint32_t> all(keys.size());
-      for (std::uint32_t i = 0; i < all.size(); ++i) all[i] = i;
       return Seconds([&] {
         auto result = cache_->Pin(keys);
         Require(result.ok(), "Pin");
-        result->MarkDirty(all);
+        result->MarkDirty(0, keys.size());
         result->Release();
       });
     });

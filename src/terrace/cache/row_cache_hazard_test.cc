@@ -213,9 +213,9 @@ TEST(Hazard, CreatedAheadThenCut) {
   RowCache& cache = *fixture.cache;
   PinnedRows batch = PinOrDie(&cache, KeyRange(0, 100));
   PinnedRows ahead = PinOrDie(&cache, KeyRange(50, 100));
-  const std::vector<std::uint32_t> first_half = {0, 1, 2, 3, 4, 60};
-  for (const std::uint32_t w : first_half) Train(batch.row(w));
-  batch.MarkDirty(first_half);
+  for (const std::size_t w : {0, 1, 2, 3, 4, 60}) Train(batch.row(w));
+  batch.MarkDirty(0, 5);
+  batch.MarkDirty(60, 61);
   EXPECT_EQ(cache.stats().created, 150u);
   // A checkpoint here holds what was trained, and nothing that was only created.
   ASSERT_TRUE(cache.FlushDirty().ok());

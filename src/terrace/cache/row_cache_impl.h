@@ -54,8 +54,7 @@ class RowCacheImpl final : public RowCache {
   RowCacheStats stats() const override;
 
  protected:
-  void MarkDirtyEntries(const PinnedRows& pinned,
-                        std::span<const std::uint32_t> working_rows) override;
+  void MarkDirtyEntries(const PinnedRows& pinned, std::size_t begin, std::size_t end) override;
   void Unpin(const PinnedRows& pinned) override;
   Status WaitFor(RowLoad* load) override;
 

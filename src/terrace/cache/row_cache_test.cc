@@ -100,14 +100,13 @@ class Model {
   void TrainSome() {
     if (sets_.empty()) return;
     Set& set = *(sets_.begin() + Random(sets_.size()));
-    std::vector<std::uint32_t> dirty;
-    for (std::uint32_t w = 0; w < set.keys.size(); ++w) {
-      if (rng_.Below(3) != 0) continue;
-      dirty.push_back(w);
+    const std::size_t begin = rng_.Below(set.keys.size() + 1);
+    const std::size_t end = begin + rng_.Below(set.keys.size() - begin + 1);
+    for (std::size_t w = begin; w < end; ++w) {
       Train(set.pinned.row(w));
       trained_[set.keys[w]] = RowAt(set.pinned, w);
     }
-    set.pinned.MarkDirty(dirty);
+    set.pinned.MarkDirty(begin, end);
   }
 
   void Peek() {

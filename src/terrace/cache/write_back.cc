@@ -177,6 +177,7 @@ void WriteBack::WriteOldest() {
     idle_.push_back(number);
   } else {
     failure_ = std::move(status);
+    failed_.store(true, std::memory_order_relaxed);
   }
   written_.NotifyAll();
 }
@@ -226,6 +227,7 @@ Status WriteBack::Flush() {
   Submit();
   if (!failure_.ok()) {
     failure_ = OkStatus();
+    failed_.store(false, std::memory_order_relaxed);
     work_.NotifyOne();
   }
   return WaitForSequence(submitted_, /*cancellable=*/false);
@@ -255,6 +257,8 @@ void WriteBack::Cancel(const Status& cause) {
 }
 
 Status WriteBack::status() const {
+  // Relaxed: the lock below orders what matters.
+  if (!failed_.load(std::memory_order_relaxed)) return OkStatus();
   MutexLock lock(&mu_);
   return failure_;
 }

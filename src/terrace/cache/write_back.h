@@ -5,6 +5,7 @@
 // again. Threads: internally synchronised; Append from one thread at a time. Borrows the stores.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -77,7 +78,7 @@ class WriteBack {
                    std::span<std::uint8_t> found) const TERRACE_EXCLUDES(mu_);
 
   void Cancel(const Status& cause) TERRACE_EXCLUDES(mu_);
-  // The failure of a write, until Flush() has overcome it.
+  // The failure of a write, until Flush() has overcome it. Waits for nobody while there is none.
   Status status() const TERRACE_EXCLUDES(mu_);
   std::uint64_t unwritten_rows() const TERRACE_EXCLUDES(mu_);
   std::uint64_t written_rows() const TERRACE_EXCLUDES(mu_);
@@ -131,6 +132,7 @@ class WriteBack {
   bool writing_ TERRACE_GUARDED_BY(mu_) = false;
   bool stop_ TERRACE_GUARDED_BY(mu_) = false;
   Status failure_ TERRACE_GUARDED_BY(mu_);
+  std::atomic<bool> failed_ = false;  // Whether there is one.
   Status cancelled_ TERRACE_GUARDED_BY(mu_);
   Thread thread_;
 };

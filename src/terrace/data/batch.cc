@@ -30,4 +30,22 @@ std::uint64_t Batch::MemoryBytes() const {
          Bytes(bad_lines_before) + Bytes(cursors);
 }
 
+void Batch::Clear() {
+  first_example = 0;
+  examples = slots = 0;
+  ends_epoch = false;
+  label.clear();
+  weight.clear();
+  dense.clear();
+  key_begin.clear();
+  keys.clear();
+  values.clear();
+  time.clear();
+  group.clear();
+  origin_file.clear();
+  origin_line.clear();
+  bad_lines_before.clear();
+  cursors.clear();
+}
+
 }  // namespace terrace

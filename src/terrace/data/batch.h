@@ -71,6 +71,8 @@ struct Batch {
   std::vector<DataCursor> cursors;
 
   std::uint64_t MemoryBytes() const;
+  // No examples; the lists keep their memory.
+  void Clear();
 };
 
 }  // namespace terrace

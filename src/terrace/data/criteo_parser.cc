@@ -343,8 +343,9 @@ ExampleEncoder::ExampleEncoder(IntegerEncoding integers, bool missing_has_key,
     schema_.dense.push_back({"integers", 2 * kCriteoIntegers});
 }
 
-Batch ExampleEncoder::NewBatch(std::uint32_t examples) const {
-  Batch batch;
+Batch ExampleEncoder::NewBatch(std::uint32_t examples, Batch old) const {
+  Batch batch = std::move(old);
+  batch.Clear();
   batch.slots = static_cast<std::uint32_t>(schema_.slots.size());
   batch.label.reserve(examples);
   batch.dense.reserve(std::size_t{examples} * schema_.dense_width());

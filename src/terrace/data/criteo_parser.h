@@ -81,8 +81,8 @@ class ExampleEncoder {
   // (13), categories: (categories).
   void Append(float label, const std::int64_t* integers, const std::uint64_t* categories,
               Batch* batch) const;
-  // An empty batch with room for `examples`.
-  Batch NewBatch(std::uint32_t examples) const;
+  // An empty batch with room for `examples`, in the memory of `old`.
+  Batch NewBatch(std::uint32_t examples, Batch old = {}) const;
 
  private:
   IntegerEncoding integers_;

@@ -142,20 +142,21 @@ Status CriteoSource::Seek(const DataCursor& cursor) {
   return OkStatus();
 }
 
-Result<std::optional<Batch>> CriteoSource::Next(std::uint32_t examples, std::uint32_t minibatch) {
+Result<std::optional<Batch>> CriteoSource::NextIn(std::uint32_t examples, std::uint32_t minibatch,
+                                                  Batch old) {
   TERRACE_CHECK(minibatch > 0 && examples >= minibatch && examples % minibatch == 0);
   if (!error_.ok()) return error_;
-  Result<std::optional<Batch>> batch = MakeBatch(examples, minibatch);
+  Result<std::optional<Batch>> batch = MakeBatch(examples, minibatch, std::move(old));
   if (!batch.ok()) error_ = batch.status();
   UpdateStats();
   return batch;
 }
 
 Result<std::optional<Batch>> CriteoSource::MakeBatch(std::uint32_t examples,
-                                                     std::uint32_t minibatch) {
+                                                     std::uint32_t minibatch, Batch old) {
   if (epoch_ >= options_.epochs) return std::optional<Batch>();
   if (!started_) TERRACE_RETURN_IF_ERROR(FinishSeek());
-  Batch batch = encoder_.NewBatch(examples);
+  Batch batch = encoder_.NewBatch(examples, std::move(old));
   batch.first_example = examples_;
   const std::uint64_t wanted = examples - example_in_epoch_ % minibatch;
   bool more = true;

@@ -24,7 +24,8 @@ class CriteoSource final : public ExampleSource {
   static Result<std::unique_ptr<ExampleSource>> Open(FileSystem* fs, const DataOptions& options);
 
   const DataSchema& schema() const override { return encoder_.schema(); }
-  Result<std::optional<Batch>> Next(std::uint32_t examples, std::uint32_t minibatch) override;
+  Result<std::optional<Batch>> NextIn(std::uint32_t examples, std::uint32_t minibatch,
+                                      Batch old) override;
   Status Seek(const DataCursor& cursor) override;
   std::span<const InputFile> files() const override { return files_; }
   std::uint64_t MemoryBytes() const override;
@@ -36,7 +37,8 @@ class CriteoSource final : public ExampleSource {
   CriteoSource(FileSystem* fs, const DataOptions& options, IntegerEncoding integers,
                std::vector<InputFile> files, std::vector<CriteoLayout> layouts,
                std::uint64_t stream_bytes);
-  Result<std::optional<Batch>> MakeBatch(std::uint32_t examples, std::uint32_t minibatch);
+  Result<std::optional<Batch>> MakeBatch(std::uint32_t examples, std::uint32_t minibatch,
+                                         Batch old);
   Status FinishSeek();
   Result<bool> AppendNext(Batch* batch);
   Result<bool> HasNext();

@@ -40,7 +40,12 @@ class ExampleSource {
   // spans two epochs. Blocks: on reads. kCorruption: a truncated archive (file, offset);
   // kInvalidArgument: more bad lines than data.max_bad_fraction, with the first of them. After an
   // error every further call gives the same one.
-  virtual Result<std::optional<Batch>> Next(std::uint32_t examples, std::uint32_t minibatch) = 0;
+  Result<std::optional<Batch>> Next(std::uint32_t examples, std::uint32_t minibatch) {
+    return NextIn(examples, minibatch, Batch());
+  }
+  // The same in the memory of `old`, a batch that nobody needs any more.
+  virtual Result<std::optional<Batch>> NextIn(std::uint32_t examples, std::uint32_t minibatch,
+                                              Batch old) = 0;
   // Goes to `cursor`. REQUIRES: before the first Next.
   virtual Status Seek(const DataCursor& cursor) = 0;
   virtual std::span<const InputFile> files() const = 0;

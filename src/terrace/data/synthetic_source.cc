@@ -50,11 +50,11 @@ std::uint64_t SyntheticSource::RowOf(std::uint64_t example) {
   return first + order_[static_cast<std::size_t>(example - first)];
 }
 
-Result<std::optional<Batch>> SyntheticSource::Next(std::uint32_t examples,
-                                                   std::uint32_t minibatch) {
+Result<std::optional<Batch>> SyntheticSource::NextIn(std::uint32_t examples,
+                                                     std::uint32_t minibatch, Batch old) {
   TERRACE_CHECK(minibatch > 0 && examples >= minibatch && examples % minibatch == 0);
   if (cursor_.epoch >= options_.epochs) return std::optional<Batch>();
-  Batch batch = encoder_.NewBatch(examples);
+  Batch batch = encoder_.NewBatch(examples, std::move(old));
   batch.first_example = cursor_.examples;
   const std::uint64_t wanted = std::min<std::uint64_t>(
       examples - cursor_.example_in_epoch % minibatch, options_.rows - cursor_.example_in_epoch);

@@ -24,7 +24,8 @@ class SyntheticSource final : public ExampleSource {
   static Result<std::unique_ptr<ExampleSource>> Open(const DataOptions& options);
 
   const DataSchema& schema() const override { return encoder_.schema(); }
-  Result<std::optional<Batch>> Next(std::uint32_t examples, std::uint32_t minibatch) override;
+  Result<std::optional<Batch>> NextIn(std::uint32_t examples, std::uint32_t minibatch,
+                                      Batch old) override;
   Status Seek(const DataCursor& cursor) override;
   std::span<const InputFile> files() const override { return {}; }
   std::uint64_t MemoryBytes() const override;

@@ -135,7 +135,9 @@ void GemmTransposedA(std::size_t m, std::size_t n, std::size_t k, const float* a
   for (std::size_t l = 0; l < k; l += kDepth) {
     const std::size_t depth = std::min(kDepth, k - l);
     const bool add_pass = add || l > 0;
-    const std::size_t first_packed = LinesCollide(lda) ? 0 : m / kTileLines * kTileLines;
+    // Lines that are read only once are read where they are.
+    const bool pack = n > kTileWidth || LinesCollide(lda);
+    const std::size_t first_packed = pack ? 0 : m / kTileLines * kTileLines;
     Pack<kTileLines>(depth, m - first_packed, a + l * lda + first_packed, lda, a_panels);
     for (std::size_t j = 0; j < n; j += kTileWidth) {
       const std::size_t width = std::min(kTileWidth, n - j);

@@ -192,7 +192,7 @@ std::vector<float> Train(const NetworkSpec& spec, const NetworkInputSpec& inputs
   PrepareComputeThread();
   for (int step = 0; step < steps; ++step) {
     std::vector<double> losses(static_cast<std::size_t>(slices));
-    workers.Run([&](int slice) {
+    workers.Run(slices, [&](int slice) {
       const std::uint32_t each = kExamples / static_cast<std::uint32_t>(slices);
       NetworkContext* context = pointers[static_cast<std::size_t>(slice)];
       FillInput(inputs, 100 + static_cast<std::uint64_t>(step),

@@ -289,7 +289,7 @@ TEST(Torch, NoThreadIsStarted) {
   ASSERT_TRUE(network.ok() && machine.ok());
   WorkerGroup workers("compute", 3, PrepareComputeThread);
   PrepareComputeThread();
-  workers.Run([&](int) {
+  workers.Run(3, [&](int) {
     for (Network* each : {network->get(), machine->get()}) {
       auto context = each->NewContext(2048);
       TERRACE_CHECK(context.ok());

@@ -1,6 +1,7 @@
 #include "terrace/pipeline/key_plan.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include <fmt/format.h>
@@ -10,57 +11,77 @@
 
 namespace terrace {
 
-// Open addressing by the mixed hash. A slot whose stamp is older than the current working set is
-// free, so that a new set starts without clearing the map.
+// Key -> number, open addressing by the mixed hash, four slots a cache line, in huge pages. A slot
+// whose stamp is older than the map's current one is free, so that a map starts anew without being
+// cleared.
 class KeyPlanner::KeyMap {
  public:
   struct Slot {
     Key key = 0;
-    std::uint32_t stamp = 0;    // Mini-batch of the key's latest occurrence; 0: never used.
-    std::uint32_t working = 0;  // Row of the working set.
-    std::uint32_t local = 0;    // Row of the mini-batch `stamp`.
-    std::uint32_t unused = 0;
+    std::uint32_t stamp = 0;  // Of the map when the key came; 0: never used.
+    std::uint32_t number = 0;
   };
-  static_assert(sizeof(Slot) == 24);
+  static_assert(sizeof(Slot) == 16);
 
-  KeyMap() : slots_(std::size_t{1} << 12) {}
+  void Prefetch(std::uint64_t hash) const { __builtin_prefetch(&slots()[Home(hash)], 1); }
 
-  void Prefetch(std::uint64_t hash) const { __builtin_prefetch(&slots_[Home(hash)], 1); }
-
-  // The slot of `key`, which is new in the working set when its stamp is below set_stamp.
-  Slot* Find(Key key, std::uint64_t hash, std::uint32_t set_stamp) {
-    const std::size_t mask = slots_.size() - 1;
-    for (std::size_t at = Home(hash);; at = (at + 1) & mask) {
-      Slot& slot = slots_[at];
-      if (slot.stamp < set_stamp || slot.key == key) return &slot;
+  // The slot of `key`; it is new when its stamp is not `stamp`. REQUIRES: a free slot.
+  Slot* Find(Key key, std::uint64_t hash, std::uint32_t stamp) {
+    for (std::size_t at = Home(hash);; at = (at + 1) & mask_) {
+      Slot& slot = slots()[at];
+      if (slot.stamp != stamp || slot.key == key) return &slot;
     }
   }
 
-  // Makes room for `more` keys beside the `used` ones of the current set, at a load of at most one
-  // half.
-  void Reserve(std::size_t used, std::size_t more, std::uint32_t set_stamp) {
-    const std::size_t size = BytesAfter(used, more) / sizeof(Slot);
-    if (size == slots_.size()) return;
-    std::vector<Slot> old(size);
-    old.swap(slots_);
-    for (const Slot& slot : old) {
-      if (slot.stamp >= set_stamp) *Find(slot.key, MixKey(slot.key), set_stamp) = slot;
+  // Makes it have `count` slots at least, and keeps those of the stamp. kOutOfMemory: nothing
+  // changed.
+  Status Reserve(std::uint64_t count, std::uint32_t stamp) {
+    const std::uint64_t bytes = BytesAfter(count);
+    if (bytes == memory_.size()) return OkStatus();
+    TERRACE_ASSIGN_OR_RETURN(HugeBuffer memory, HugeBuffer::Allocate(bytes));
+    const HugeBuffer old = std::exchange(memory_, std::move(memory));
+    const std::span<const Slot> before(reinterpret_cast<const Slot*>(old.data()),
+                                       old.size() / sizeof(Slot));
+    mask_ = memory_.size() / sizeof(Slot) - 1;
+    for (const Slot& slot : before) {
+      if (slot.stamp == stamp) *Find(slot.key, MixKey(slot.key), stamp) = slot;
     }
+    return OkStatus();
   }
 
   // What Reserve makes of it.
-  std::uint64_t BytesAfter(std::size_t used, std::size_t more) const {
-    std::size_t size = slots_.size();
-    while (size < 2 * (used + more)) size *= 2;
-    return size * sizeof(Slot);
+  std::uint64_t BytesAfter(std::uint64_t count) const {
+    constexpr std::uint64_t kLeast = 4096;  // Slots.
+    return std::max(memory_.size(), std::bit_ceil(std::max(count, kLeast)) * sizeof(Slot));
   }
 
-  void Clear() { std::fill(slots_.begin(), slots_.end(), Slot()); }
-  std::uint64_t MemoryBytes() const { return slots_.capacity() * sizeof(Slot); }
+  void Clear() { std::fill_n(slots(), memory_.size() / sizeof(Slot), Slot()); }
+  std::uint64_t MemoryBytes() const { return memory_.size(); }
 
  private:
-  std::size_t Home(std::uint64_t hash) const { return (hash >> 16) & (slots_.size() - 1); }
-  std::vector<Slot> slots_;
+  Slot* slots() const { return reinterpret_cast<Slot*>(memory_.data()); }
+  std::size_t Home(std::uint64_t hash) const { return (hash >> 16) & mask_; }
+  HugeBuffer memory_;  // A power of two of slots.
+  std::size_t mask_ = 0;
+};
+
+// An occurrence goes to the map of its mini-batch, which lies in the second cache; only the first
+// of a key there goes on to the map of the set.
+struct KeyPlanner::TableMaps {
+  KeyMap minibatch;  // Local rows.
+  KeyMap set;        // Working rows.
+  // Scratch of one mini-batch:
+  std::size_t occurrences = 0;
+  std::uint32_t key_count = 0;        // Local rows.
+  std::vector<Key> keys;              // (local rows, and one more at least)
+  std::vector<std::uint32_t> counts;  // (local rows)
+
+  // Slots for so many occurrences, at most five sixths of them full, and most often a third.
+  static std::uint64_t MinibatchSlots(std::size_t occurrences) {
+    return occurrences + occurrences / 5 + 1;
+  }
+  // Slots for so many keys, at most half of them full.
+  static std::uint64_t SetSlots(std::size_t keys) { return 2 * std::uint64_t{keys}; }
 };
 
 KeyPlanner::KeyPlanner(std::vector<PlannedSlot> slots, std::size_t tables,
@@ -70,17 +91,18 @@ KeyPlanner::KeyPlanner(std::vector<PlannedSlot> slots, std::size_t tables,
       minibatch_size_(minibatch_size),
       max_bytes_(max_bytes),
       any_mean_(std::any_of(slots_.begin(), slots_.end(),
-                            [](const PlannedSlot& slot) { return slot.mean; })),
-      counts_(tables) {
-  for (std::size_t t = 0; t < tables; ++t) maps_.push_back(std::make_unique<KeyMap>());
+                            [](const PlannedSlot& slot) { return slot.mean; })) {
+  for (std::size_t t = 0; t < tables; ++t) maps_.push_back(std::make_unique<TableMaps>());
 }
 
 KeyPlanner::~KeyPlanner() = default;
 
 std::uint64_t KeyPlanner::MemoryBytes() const {
   std::uint64_t bytes = 0;
-  for (const auto& map : maps_) bytes += map->MemoryBytes();
-  for (const auto& counts : counts_) bytes += counts.capacity() * sizeof(std::uint32_t);
+  for (const auto& maps : maps_) {
+    bytes += maps->minibatch.MemoryBytes() + maps->set.MemoryBytes() +
+             maps->keys.capacity() * sizeof(Key) + maps->counts.capacity() * sizeof(std::uint32_t);
+  }
   return bytes;
 }
 
@@ -90,11 +112,14 @@ Result<std::unique_ptr<WorkItem>> KeyPlanner::Plan(std::shared_ptr<const Batch> 
                                                    std::span<const std::size_t> max_rows) {
   TERRACE_CHECK(first_example < batch->examples);
   TERRACE_CHECK(batch->slots == slots_.size());
-  if (minibatch_stamp_ > 0xf0000000u) {  // Stamps start again before they wrap.
-    for (auto& map : maps_) map->Clear();
-    minibatch_stamp_ = 0;
+  if (minibatch_stamp_ > 0xf0000000u) {  // Stamps start again before they wrap; sets are fewer.
+    for (auto& maps : maps_) {
+      maps->minibatch.Clear();
+      maps->set.Clear();
+    }
+    minibatch_stamp_ = set_stamp_ = 0;
   }
-  set_stamp_ = minibatch_stamp_ + 1;
+  ++set_stamp_;
   std::unique_ptr<WorkItem> item = TakeItem();
   item->minibatch_size = minibatch_size_;
   item->first_example = first_example;
@@ -114,9 +139,12 @@ Result<std::unique_ptr<WorkItem>> KeyPlanner::Plan(std::shared_ptr<const Batch> 
   while (item->end_example < item->batch->examples) {
     const std::uint32_t begin = item->end_example;
     const std::uint32_t end = std::min(begin + minibatch_size_, item->batch->examples);
-    if (item->minibatches > 0 && !HasMemoryFor(*item, begin, end)) break;
+    CountOccurrences(*item->batch, begin, end);
+    if (item->minibatches > 0 && !HasMemoryFor(*item)) break;
     std::uint32_t full_table = 0;
-    if (!AddMinibatch(item.get(), begin, end, max_rows, &full_table)) {
+    TERRACE_ASSIGN_OR_RETURN(const bool fits,
+                             AddMinibatch(item.get(), begin, end, max_rows, &full_table));
+    if (!fits) {
       if (item->minibatches > 0) break;
       return OutOfMemoryError(fmt::format(
           "the distinct rows of one mini-batch of {} examples are more than the {} rows "
@@ -130,13 +158,28 @@ Result<std::unique_ptr<WorkItem>> KeyPlanner::Plan(std::shared_ptr<const Batch> 
   return item;
 }
 
-bool KeyPlanner::HasMemoryFor(const WorkItem& item, std::uint32_t begin, std::uint32_t end) const {
-  const Batch& batch = *item.batch;
-  const std::size_t occurrences = batch.key_begin[std::size_t{end} * batch.slots] -
-                                  batch.key_begin[std::size_t{begin} * batch.slots];
-  std::uint64_t bytes = item.UsedBytes() + occurrences * kMostOccurrenceBytes;
+void KeyPlanner::CountOccurrences(const Batch& batch, std::uint32_t begin, std::uint32_t end) {
+  const std::size_t slots = slots_.size();
+  const std::uint32_t* key_begin = batch.key_begin.data() + std::size_t{begin} * slots;
+  const std::size_t cells = std::size_t{end - begin} * slots;
+  for (auto& maps : maps_) maps->occurrences = 0;
+  if (tables_ == 1) {
+    maps_[0]->occurrences = key_begin[cells] - key_begin[0];
+    return;
+  }
+  for (std::size_t cell = 0; cell < cells; ++cell) {
+    maps_[slots_[cell % slots].table]->occurrences += key_begin[cell + 1] - key_begin[cell];
+  }
+}
+
+bool KeyPlanner::HasMemoryFor(const WorkItem& item) const {
+  std::uint64_t bytes = item.UsedBytes();
   for (std::size_t t = 0; t < tables_; ++t) {
-    bytes += maps_[t]->BytesAfter(item.tables[t].keys.size(), occurrences);
+    const TableMaps& maps = *maps_[t];
+    bytes +=
+        maps.occurrences * kMostOccurrenceBytes +
+        maps.minibatch.BytesAfter(TableMaps::MinibatchSlots(maps.occurrences)) +
+        maps.set.BytesAfter(TableMaps::SetSlots(item.tables[t].keys.size() + maps.occurrences));
   }
   return bytes <= max_bytes_;
 }
@@ -158,25 +201,29 @@ void KeyPlanner::Recycle(std::unique_ptr<WorkItem> item) {
   if (spare_.size() < 2) spare_.push_back(std::move(item));
 }
 
-bool KeyPlanner::AddMinibatch(WorkItem* item, std::uint32_t begin, std::uint32_t end,
-                              std::span<const std::size_t> max_rows, std::uint32_t* full_table) {
+Result<bool> KeyPlanner::AddMinibatch(WorkItem* item, std::uint32_t begin, std::uint32_t end,
+                                      std::span<const std::size_t> max_rows,
+                                      std::uint32_t* full_table) {
   const Batch& batch = *item->batch;
-  const std::size_t occurrences = batch.key_begin[std::size_t{end} * batch.slots] -
-                                  batch.key_begin[std::size_t{begin} * batch.slots];
   std::vector<std::size_t> keys_before;
   std::vector<std::size_t> rows_before;
+  ++minibatch_stamp_;
   for (std::size_t t = 0; t < tables_; ++t) {
+    TableMaps& maps = *maps_[t];
     keys_before.push_back(item->tables[t].keys.size());
     rows_before.push_back(item->tables[t].rows.size());
-    maps_[t]->Reserve(keys_before[t], occurrences, set_stamp_);
+    maps.key_count = 0;
+    if (maps.keys.size() <= maps.occurrences) maps.keys.resize(maps.occurrences + 1);
+    TERRACE_RETURN_IF_ERROR(
+        maps.minibatch.Reserve(TableMaps::MinibatchSlots(maps.occurrences), minibatch_stamp_));
   }
   const std::size_t local_before = item->local_row.size();
-  ++minibatch_stamp_;
-  LookUp(batch, begin, end, item);
+  FindLocalRows(batch, begin, end, item);
   for (std::uint32_t t = 0; t < tables_; ++t) {
+    TERRACE_RETURN_IF_ERROR(FindWorkingRows(maps_[t].get(), &item->tables[t]));
     if (item->tables[t].keys.size() <= max_rows[t]) continue;
-    // The keys of this mini-batch stay in the maps with stamps of a set that ends here.
-    for (std::size_t u = 0; u < tables_; ++u) {
+    // The keys of this mini-batch stay in the map of a set that ends here.
+    for (std::size_t u = 0; u <= t; ++u) {
       item->tables[u].keys.resize(keys_before[u]);
       item->tables[u].rows.resize(rows_before[u]);
     }
@@ -188,8 +235,8 @@ bool KeyPlanner::AddMinibatch(WorkItem* item, std::uint32_t begin, std::uint32_t
   return true;
 }
 
-void KeyPlanner::LookUp(const Batch& batch, std::uint32_t begin, std::uint32_t end,
-                        WorkItem* item) {
+void KeyPlanner::FindLocalRows(const Batch& batch, std::uint32_t begin, std::uint32_t end,
+                               WorkItem* item) {
   const std::size_t slots = slots_.size();
   const std::uint32_t* key_begin = batch.key_begin.data() + std::size_t{begin} * slots;
   const std::size_t first = key_begin[0];
@@ -197,14 +244,14 @@ void KeyPlanner::LookUp(const Batch& batch, std::uint32_t begin, std::uint32_t e
   const std::size_t local_at = item->local_row.size();
   item->local_row.resize(local_at + (last - first));
   std::uint32_t* local_row = item->local_row.data() + local_at;
-  constexpr std::size_t kAhead = 16;  // Occurrences; hides one miss of the map.
+  constexpr std::size_t kAhead = 8;  // Occurrences; hides a miss of the first cache.
   const Key* keys = batch.keys.data();
   // With one table every occurrence goes to the same map, and slots need not be followed.
   std::size_t cell = 0;  // example * slots + slot
   std::uint64_t hashes[kAhead];
   auto prefetch = [&](std::size_t k) {
     hashes[k % kAhead] = MixKey(keys[k]);
-    if (tables_ == 1) maps_[0]->Prefetch(hashes[k % kAhead]);
+    if (tables_ == 1) maps_[0]->minibatch.Prefetch(hashes[k % kAhead]);
   };
   for (std::size_t k = first; k < std::min(first + kAhead, last); ++k) prefetch(k);
   for (std::size_t k = first; k < last; ++k) {
@@ -215,21 +262,47 @@ void KeyPlanner::LookUp(const Batch& batch, std::uint32_t begin, std::uint32_t e
     }
     const std::uint64_t hash = hashes[k % kAhead];
     if (k + kAhead < last) prefetch(k + kAhead);
-    TableWork& table = item->tables[t];
-    KeyMap::Slot* slot = maps_[t]->Find(keys[k], hash, set_stamp_);
-    if (slot->stamp < set_stamp_) {
-      slot->key = keys[k];
-      slot->working = static_cast<std::uint32_t>(table.keys.size());
-      slot->stamp = set_stamp_ - 1;  // Seen in no mini-batch of this set yet.
-      table.keys.push_back(keys[k]);
-    }
-    if (slot->stamp != minibatch_stamp_) {
-      slot->stamp = minibatch_stamp_;
-      slot->local = static_cast<std::uint32_t>(table.rows.size() - table.row_begin.back());
-      table.rows.push_back(slot->working);
-    }
-    local_row[k - first] = slot->local;
+    TableMaps& maps = *maps_[t];
+    // Whether a key is new is anyone's guess: without a branch nothing is lost on a wrong one.
+    KeyMap::Slot* slot = maps.minibatch.Find(keys[k], hash, minibatch_stamp_);
+    const bool fresh = slot->stamp != minibatch_stamp_;
+    const std::uint32_t number = fresh ? maps.key_count : slot->number;
+    *slot = {keys[k], minibatch_stamp_, number};
+    maps.keys[maps.key_count] = keys[k];
+    maps.key_count += fresh ? 1 : 0;
+    local_row[k - first] = number;
   }
+}
+
+Status KeyPlanner::FindWorkingRows(TableMaps* maps, TableWork* table) {
+  const std::size_t count = maps->key_count;
+  const std::size_t known = table->keys.size();
+  TERRACE_RETURN_IF_ERROR(maps->set.Reserve(TableMaps::SetSlots(known + count), set_stamp_));
+  table->keys.resize(known + count + 1);  // One more, which is written and never read.
+  const std::size_t rows = table->rows.size();
+  table->rows.resize(rows + count);
+  std::size_t next = known;
+  constexpr std::size_t kAhead = 16;  // Keys; hides one miss of the map.
+  const Key* keys = maps->keys.data();
+  std::uint64_t hashes[kAhead];
+  auto prefetch = [&](std::size_t k) {
+    hashes[k % kAhead] = MixKey(keys[k]);
+    maps->set.Prefetch(hashes[k % kAhead]);
+  };
+  for (std::size_t k = 0; k < std::min(kAhead, count); ++k) prefetch(k);
+  for (std::size_t k = 0; k < count; ++k) {
+    const std::uint64_t hash = hashes[k % kAhead];
+    if (k + kAhead < count) prefetch(k + kAhead);
+    KeyMap::Slot* slot = maps->set.Find(keys[k], hash, set_stamp_);
+    const bool fresh = slot->stamp != set_stamp_;
+    const std::uint32_t number = fresh ? static_cast<std::uint32_t>(next) : slot->number;
+    *slot = {keys[k], set_stamp_, number};
+    table->keys[next] = keys[k];
+    next += fresh ? 1 : 0;
+    table->rows[rows + k] = number;
+  }
+  table->keys.resize(next);
+  return OkStatus();
 }
 
 void KeyPlanner::Invert(const Batch& batch, std::uint32_t begin, std::uint32_t end,
@@ -245,16 +318,16 @@ void KeyPlanner::Invert(const Batch& batch, std::uint32_t begin, std::uint32_t e
   // Counting sort by local row; within a row the order of occurrences stays.
   for (std::size_t t = 0; t < tables_; ++t) {
     TableWork& table = item->tables[t];
-    counts_[t].assign(table.rows.size() - table.row_begin.back() + 1, 0);
+    maps_[t]->counts.assign(table.rows.size() - table.row_begin.back() + 1, 0);
   }
   if (tables_ == 1) {
-    std::uint32_t* counts = counts_[0].data();
+    std::uint32_t* counts = maps_[0]->counts.data();
     for (std::size_t i = 0; i < last - first; ++i) ++counts[local_row[i] + 1];
   } else {
     for (std::uint32_t e = 0; e < end - begin; ++e) {
       for (std::size_t s = 0; s < slots; ++s) {
         const std::size_t cell = e * slots + s;
-        std::uint32_t* counts = counts_[slots_[s].table].data();
+        std::uint32_t* counts = maps_[slots_[s].table]->counts.data();
         for (std::size_t k = key_begin[cell]; k < key_begin[cell + 1]; ++k)
           ++counts[local_row[k - first] + 1];
       }
@@ -262,7 +335,7 @@ void KeyPlanner::Invert(const Batch& batch, std::uint32_t begin, std::uint32_t e
   }
   for (std::size_t t = 0; t < tables_; ++t) {
     TableWork& table = item->tables[t];
-    std::vector<std::uint32_t>& counts = counts_[t];
+    std::vector<std::uint32_t>& counts = maps_[t]->counts;
     for (std::size_t r = 1; r < counts.size(); ++r) counts[r] += counts[r - 1];
     table.inverse_begin.insert(table.inverse_begin.end(), counts.begin(), counts.end());
     const std::size_t total = table.occurrence_begin.back() + counts.back();
@@ -276,7 +349,7 @@ void KeyPlanner::Invert(const Batch& batch, std::uint32_t begin, std::uint32_t e
       const PlannedSlot& slot = slots_[s];
       TableWork& table = item->tables[slot.table];
       std::uint32_t* next =
-          counts_[slot.table].data();  // Of each row: where its next occurrence goes.
+          maps_[slot.table]->counts.data();  // Of each row: where its next occurrence goes.
       const std::size_t base = table.occurrence_begin.back();
       const float share =
           slot.mean ? 1.0f / static_cast<float>(key_begin[cell + 1] - key_begin[cell]) : 1.0f;
@@ -289,6 +362,7 @@ void KeyPlanner::Invert(const Batch& batch, std::uint32_t begin, std::uint32_t e
     }
   }
   for (TableWork& table : item->tables) {
+    table.key_end.push_back(static_cast<std::uint32_t>(table.keys.size()));
     table.row_begin.push_back(static_cast<std::uint32_t>(table.rows.size()));
     table.occurrence_begin.push_back(static_cast<std::uint32_t>(table.example.size()));
   }

@@ -35,9 +35,9 @@ class KeyPlanner {
 
   // Plans examples [first_example, ...) of `batch` mini-batch by mini-batch into one item, and
   // stops before a mini-batch that would take a table beyond max_rows[t] distinct keys. The item
-  // holds at least one mini-batch; kOutOfMemory when that one alone is too large: `table` and the
-  // rows it has are in the message. first_minibatch: the batch's mini-batch that starts at
-  // first_example. REQUIRES: first_example < batch->examples.
+  // holds at least one mini-batch; kOutOfMemory when that one alone is too large (`table` and the
+  // rows it has are in the message), or when the maps can't grow. first_minibatch: the batch's
+  // mini-batch that starts at first_example. REQUIRES: first_example < batch->examples.
   Result<std::unique_ptr<WorkItem>> Plan(std::shared_ptr<const Batch> batch,
                                          std::uint32_t first_example, std::uint32_t first_minibatch,
                                          std::span<const std::size_t> max_rows);
@@ -49,15 +49,21 @@ class KeyPlanner {
 
  private:
   class KeyMap;
+  struct TableMaps;
 
   std::unique_ptr<WorkItem> TakeItem() TERRACE_EXCLUDES(spare_mu_);
-  // Whether examples [begin, end) may be added within max_bytes.
-  bool HasMemoryFor(const WorkItem& item, std::uint32_t begin, std::uint32_t end) const;
+  // Occurrences by table in examples [begin, end), into maps_.
+  void CountOccurrences(const Batch& batch, std::uint32_t begin, std::uint32_t end);
+  // Whether a mini-batch with the occurrences that were counted may be added within max_bytes.
+  bool HasMemoryFor(const WorkItem& item) const;
 
-  // Appends one mini-batch. False: a table is beyond its limit; the item is as before.
-  bool AddMinibatch(WorkItem* item, std::uint32_t begin, std::uint32_t end,
-                    std::span<const std::size_t> max_rows, std::uint32_t* full_table);
-  void LookUp(const Batch& batch, std::uint32_t begin, std::uint32_t end, WorkItem* item);
+  // Appends one mini-batch. False: a table is beyond its limit; the item is as before. After an
+  // error the item is of no use.
+  Result<bool> AddMinibatch(WorkItem* item, std::uint32_t begin, std::uint32_t end,
+                            std::span<const std::size_t> max_rows, std::uint32_t* full_table);
+  void FindLocalRows(const Batch& batch, std::uint32_t begin, std::uint32_t end, WorkItem* item);
+  // The rows of the mini-batch in the set.
+  Status FindWorkingRows(TableMaps* maps, TableWork* table);
   void Invert(const Batch& batch, std::uint32_t begin, std::uint32_t end, WorkItem* item);
 
   const std::vector<PlannedSlot> slots_;
@@ -65,10 +71,10 @@ class KeyPlanner {
   const std::uint32_t minibatch_size_;
   const std::uint64_t max_bytes_;
   const bool any_mean_;
-  std::vector<std::unique_ptr<KeyMap>> maps_;  // (tables)
-  std::uint32_t minibatch_stamp_ = 0;  // Number of the current mini-batch over the planner's life.
-  std::uint32_t set_stamp_ = 1;        // The first stamp of the current working set.
-  std::vector<std::vector<std::uint32_t>> counts_;  // (tables)(local rows) scratch of Invert
+  std::vector<std::unique_ptr<TableMaps>> maps_;  // (tables)
+  // Numbers, over the planner's life, of the current mini-batch and working set.
+  std::uint32_t minibatch_stamp_ = 0;
+  std::uint32_t set_stamp_ = 0;
   Mutex spare_mu_;
   std::vector<std::unique_ptr<WorkItem>> spare_ TERRACE_GUARDED_BY(spare_mu_);
 };

@@ -14,7 +14,16 @@ ReadStage::ReadStage(ExampleSource* source, std::uint32_t batch_examples, std::u
 
 Status ReadStage::Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* done) {
   TERRACE_CHECK(item == nullptr);
-  TERRACE_ASSIGN_OR_RETURN(std::optional<Batch> batch, source_->Next(batch_examples_, minibatch_));
+  Batch spare;
+  {
+    MutexLock lock(&spares_->mu);
+    if (!spares_->batches.empty()) {
+      spare = std::move(spares_->batches.back());
+      spares_->batches.pop_back();
+    }
+  }
+  TERRACE_ASSIGN_OR_RETURN(std::optional<Batch> batch,
+                           source_->NextIn(batch_examples_, minibatch_, std::move(spare)));
   if (!batch.has_value()) {
     *done = true;
     return OkStatus();
@@ -23,7 +32,14 @@ Status ReadStage::Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool
   item->minibatch_size = minibatch_;
   item->end_example = batch->examples;
   item->last_of_batch = true;
-  item->batch = std::make_shared<const Batch>(std::move(*batch));
+  // As many batches as are alive at a time share the spares' memory: none is made while one is
+  // left.
+  item->batch =
+      std::shared_ptr<Batch>(new Batch(std::move(*batch)), [spares = spares_](Batch* used) {
+        MutexLock lock(&spares->mu);
+        spares->batches.push_back(std::move(*used));
+        delete used;
+      });
   return emit(std::move(item));
 }
 
@@ -121,8 +137,7 @@ void MarkTrained(WorkItem* item, std::uint32_t trained) {
   TERRACE_CHECK(trained <= item->minibatches);
   if (trained == 0) return;
   for (TableWork& table : item->tables) {
-    table.pinned.MarkDirty(
-        std::span<const std::uint32_t>(table.rows.data(), table.row_begin[trained]));
+    table.pinned.MarkDirty(0, table.key_end[trained - 1]);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "terrace/base/mutex.h"
 #include "terrace/cache/row_cache.h"
 #include "terrace/data/example_source.h"
 #include "terrace/pipeline/key_plan.h"
@@ -28,7 +29,15 @@ class ReadStage final : public Stage {
   void Cancel(const Status& cause) override;
 
  private:
+  // The memory of batches that are done, for the next: fresh pages for each would cost more than to
+  // fill them. Outlives the stage with the last batch.
+  struct Spares {
+    Mutex mu;
+    std::vector<Batch> batches TERRACE_GUARDED_BY(mu);
+  };
+
   const std::string name_ = "read";
+  const std::shared_ptr<Spares> spares_ = std::make_shared<Spares>();
   ExampleSource* const source_;
   const std::uint32_t batch_examples_;
   const std::uint32_t minibatch_;

@@ -32,9 +32,9 @@ float MaxMagnitude(const float* values, std::size_t count) {
   return magnitude;
 }
 
-std::uint32_t SliceBegin(std::uint32_t examples, int worker, int workers) {
-  return static_cast<std::uint32_t>(std::uint64_t{examples} * static_cast<std::uint32_t>(worker) /
-                                    static_cast<std::uint32_t>(workers));
+std::uint32_t SliceBegin(std::uint32_t examples, int slice, int slices) {
+  return static_cast<std::uint32_t>(std::uint64_t{examples} * static_cast<std::uint32_t>(slice) /
+                                    static_cast<std::uint32_t>(slices));
 }
 
 }  // namespace
@@ -61,12 +61,14 @@ Result<std::unique_ptr<StepExecutor>> StepExecutor::Create(std::vector<StepTable
                                                            Network* network, WorkerGroup* workers) {
   std::unique_ptr<StepExecutor> executor(
       new StepExecutor(std::move(tables), minibatch, network, workers));
-  const auto count = static_cast<std::uint32_t>(workers->size());
+  // Two a thread: when one has to share its core with another stage, the others wait for half a
+  // share of the work at most (docs/decisions/slices.md).
+  const auto count = static_cast<std::uint32_t>(workers->size() == 1 ? 1 : 2 * workers->size());
   std::size_t widest = 0;
   for (const StepTable& table : executor->tables_) {
     widest = std::max<std::size_t>(widest, table.schema->weight_floats());
   }
-  for (std::uint32_t worker = 0; worker < count; ++worker) {
+  for (std::uint32_t i = 0; i < count; ++i) {
     auto slice = std::make_unique<Slice>();
     TERRACE_ASSIGN_OR_RETURN(slice->context, network->NewContext((minibatch + count - 1) / count));
     slice->gradient_sum.resize(kRowsAtOnce * widest);
@@ -81,8 +83,8 @@ Result<std::unique_ptr<StepExecutor>> StepExecutor::Create(std::vector<StepTable
 Status StepExecutor::WarmUp() {
   const auto count = static_cast<std::uint32_t>(slices_.size());
   const std::uint32_t examples = (minibatch_ + count - 1) / count;
-  workers_->Run([&](int worker) {
-    Slice* slice = slices_[static_cast<std::size_t>(worker)].get();
+  workers_->Run(slices(), [&](int i) {
+    Slice* slice = slices_[static_cast<std::size_t>(i)].get();
     const NetworkInput input = slice->context->input();
     for (std::uint32_t e = 0; e < examples; ++e) {
       std::fill_n(input.block + e * input.stride, network_->input_spec().width(), 0.0f);
@@ -108,10 +110,10 @@ void StepExecutor::Prepare(const WorkItem& item, std::uint32_t m) {
   loss_scale_ = weight > 0 ? static_cast<float>(1.0 / weight) : 0.0f;
   predictions_.clear();
   contexts_.clear();
-  for (int worker = 0; worker < workers_->size(); ++worker) {
-    Slice* slice = slices_[static_cast<std::size_t>(worker)].get();
-    slice->begin = SliceBegin(examples, worker, workers_->size());
-    slice->end = SliceBegin(examples, worker + 1, workers_->size());
+  for (int i = 0; i < slices(); ++i) {
+    Slice* slice = slices_[static_cast<std::size_t>(i)].get();
+    slice->begin = SliceBegin(examples, i, slices());
+    slice->end = SliceBegin(examples, i + 1, slices());
     slice->status = OkStatus();
     if (slice->end > slice->begin) contexts_.push_back(slice->context.get());
   }
@@ -182,8 +184,8 @@ Status StepExecutor::FirstError() const {
 Result<std::span<const SlicePrediction>> StepExecutor::Predict(const WorkItem& item,
                                                                std::uint32_t m) {
   Prepare(item, m);
-  workers_->Run([&](int worker) {
-    Slice* slice = slices_[static_cast<std::size_t>(worker)].get();
+  workers_->Run(slices(), [&](int i) {
+    Slice* slice = slices_[static_cast<std::size_t>(i)].get();
     if (slice->end > slice->begin) ForwardSlice(item, m, slice);
   });
   TERRACE_RETURN_IF_ERROR(FirstError());
@@ -200,8 +202,8 @@ Result<std::span<const SlicePrediction>> StepExecutor::Train(
     const WorkItem& item, std::uint32_t m, const StepRates& rates, std::uint64_t examples_seen,
     const std::function<std::string(std::uint32_t)>& file_name) {
   Prepare(item, m);
-  workers_->Run([&](int worker) {
-    Slice* slice = slices_[static_cast<std::size_t>(worker)].get();
+  workers_->Run(slices(), [&](int i) {
+    Slice* slice = slices_[static_cast<std::size_t>(i)].get();
     if (slice->end == slice->begin) return;
     ForwardSlice(item, m, slice);
     BackwardSlice(slice);
@@ -219,25 +221,25 @@ Result<std::span<const SlicePrediction>> StepExecutor::Train(
     predictions_.push_back({slice->context->logit(), slice->context->probability(), input.label,
                             input.weight, slice->end - slice->begin, slice->loss_sum});
   }
-  const int parts = workers_->size();
-  workers_->Run([&](int worker) { network_->ReduceGradients(contexts_, worker, parts); });
+  const int parts = slices();
+  workers_->Run(slices(), [&](int part) { network_->ReduceGradients(contexts_, part, parts); });
   if (!std::isfinite(network_->GradientSquareSum())) {
     return BadGradient(item, m, file_name, "a gradient of the network is not finite");
   }
   DenseStep dense;
   dense.learning_rate = rates.dense;
-  workers_->Run([&](int worker) {
-    network_->ApplyGradients(dense, worker, parts);
-    ApplyRows(item, m, worker, rates,
+  workers_->Run(slices(), [&](int part) {
+    network_->ApplyGradients(dense, part, parts);
+    ApplyRows(item, m, part, rates,
               examples_seen + (item.MinibatchEnd(m) - item.MinibatchBegin(m)));
   });
   network_->Advance();
   return std::span<const SlicePrediction>(predictions_);
 }
 
-void StepExecutor::ApplyRows(const WorkItem& item, std::uint32_t m, int worker,
+void StepExecutor::ApplyRows(const WorkItem& item, std::uint32_t m, int part,
                              const StepRates& rates, std::uint64_t examples_seen) {
-  Slice* slice = slices_[static_cast<std::size_t>(worker)].get();
+  Slice* slice = slices_[static_cast<std::size_t>(part)].get();
   const std::uint32_t begin_example = item.MinibatchBegin(m);
   SparseGradients gradients;
   gradients.line = gradient_lines_.data();
@@ -264,9 +266,9 @@ void StepExecutor::ApplyRows(const WorkItem& item, std::uint32_t m, int worker,
     }
     // Equal shares of rows and occurrences together; the bits do not depend on where the ranges
     // part.
-    auto boundary = [&](int part) -> std::size_t {
-      const std::size_t target = (row_count + occurrences) * static_cast<std::size_t>(part) /
-                                 static_cast<std::size_t>(workers_->size());
+    auto boundary = [&](int border) -> std::size_t {
+      const std::size_t target = (row_count + occurrences) * static_cast<std::size_t>(border) /
+                                 static_cast<std::size_t>(slices());
       std::size_t low = 0, high = row_count;
       while (low < high) {
         const std::size_t middle = (low + high) / 2;
@@ -280,8 +282,8 @@ void StepExecutor::ApplyRows(const WorkItem& item, std::uint32_t m, int worker,
     ApplyStep step;
     step.learning_rate = rates.sparse[t];
     step.examples_seen = examples_seen;
-    const std::size_t last = boundary(worker + 1);
-    for (std::size_t first = boundary(worker); first < last; first += kRowsAtOnce) {
+    const std::size_t last = boundary(part + 1);
+    for (std::size_t first = boundary(part); first < last; first += kRowsAtOnce) {
       const std::size_t end = std::min(first + kRowsAtOnce, last);
       Accumulate(*tables_[t].schema, rows, gradients, first, end, slice->gradient_sum.data(),
                  slice->deltas.data());

@@ -1,7 +1,7 @@
 // StepExecutor: one mini-batch from rows to rows: gather and pool, forward, backward, sum the
-// gradients per key, apply (HPS algorithm 1, lines 12-14). A mini-batch runs as one slice per
-// compute thread; all sums have a fixed order, so the result depends on the number of compute
-// threads and on nothing else of the machine. Threads: one caller; the work runs on the
+// gradients per key, apply (HPS algorithm 1, lines 12-14). A mini-batch runs as slices, twice
+// as many as compute threads; all sums have a fixed order, so the result depends on the number of
+// compute threads and on nothing else of the machine. Threads: one caller; the work runs on the
 // WorkerGroup. Borrows network, workers and schemas.
 #pragma once
 
@@ -45,7 +45,8 @@ struct SlicePrediction {
 
 class StepExecutor {
  public:
-  // Makes one context per worker for its share of `minibatch` examples. kOutOfMemory.
+  // Makes the contexts of the slices that a mini-batch of `minibatch` examples is cut into.
+  // kOutOfMemory.
   static Result<std::unique_ptr<StepExecutor>> Create(std::vector<StepTable> tables,
                                                       std::uint32_t minibatch, Network* network,
                                                       WorkerGroup* workers);
@@ -68,12 +69,13 @@ class StepExecutor {
  private:
   struct Slice;
 
+  int slices() const { return static_cast<int>(slices_.size()); }
   StepExecutor(std::vector<StepTable> tables, std::uint32_t minibatch, Network* network,
                WorkerGroup* workers);
   void Prepare(const WorkItem& item, std::uint32_t m);
   void ForwardSlice(const WorkItem& item, std::uint32_t m, Slice* slice);
   void BackwardSlice(Slice* slice);
-  void ApplyRows(const WorkItem& item, std::uint32_t m, int worker, const StepRates& rates,
+  void ApplyRows(const WorkItem& item, std::uint32_t m, int part, const StepRates& rates,
                  std::uint64_t examples_seen);
   Status FirstError() const;
   Status BadGradient(const WorkItem& item, std::uint32_t m,
@@ -84,9 +86,9 @@ class StepExecutor {
   const std::uint32_t minibatch_;
   Network* const network_;
   WorkerGroup* const workers_;
-  std::vector<std::unique_ptr<Slice>> slices_;  // (workers)
-  std::vector<SlicePrediction> predictions_;    // Those that have examples.
-  std::vector<NetworkContext*> contexts_;       // Likewise.
+  std::vector<std::unique_ptr<Slice>> slices_;
+  std::vector<SlicePrediction> predictions_;  // Those that have examples.
+  std::vector<NetworkContext*> contexts_;     // Likewise.
   // Of the current mini-batch:
   float loss_scale_ = 0;
   std::vector<const float*> gradient_lines_;  // (examples)

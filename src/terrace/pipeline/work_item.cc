@@ -5,7 +5,7 @@ namespace terrace {
 std::uint64_t TableWork::MemoryBytes() const {
   return keys.capacity() * sizeof(Key) + value.capacity() * sizeof(float) +
          places.capacity() * sizeof(std::byte*) +
-         (row_begin.capacity() + rows.capacity() + inverse_begin.capacity() +
+         (key_end.capacity() + row_begin.capacity() + rows.capacity() + inverse_begin.capacity() +
           occurrence_begin.capacity() + example.capacity() + input_offset.capacity()) *
              sizeof(std::uint32_t);
 }
@@ -52,6 +52,7 @@ void WorkItem::Clear() {
   for (TableWork& table : tables) {
     table.pinned.Release();
     table.keys.clear();
+    table.key_end.clear();
     table.row_begin.clear();
     table.rows.clear();
     table.inverse_begin.clear();

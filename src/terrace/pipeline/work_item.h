@@ -28,6 +28,7 @@ inline constexpr std::uint64_t kMostOccurrenceBytes = kWorkingRowBytes + kLocalR
 // small dense arrays.
 struct TableWork {
   std::vector<Key> keys;                 // (working rows) distinct, by first occurrence
+  std::vector<std::uint32_t> key_end;    // (minibatches) working rows of mini-batches [0, m]
   std::vector<std::uint32_t> row_begin;  // (minibatches + 1) local rows of mini-batch m are
   std::vector<std::uint32_t> rows;  //   rows[row_begin[m] .. row_begin[m + 1]): their working rows
   std::vector<std::uint32_t>

@@ -374,7 +374,7 @@ class SchemaSource final : public ExampleSource {
  public:
   explicit SchemaSource(DataSchema schema) : schema_(std::move(schema)) {}
   const DataSchema& schema() const override { return schema_; }
-  Result<std::optional<Batch>> Next(std::uint32_t, std::uint32_t) override {
+  Result<std::optional<Batch>> NextIn(std::uint32_t, std::uint32_t, Batch) override {
     return std::optional<Batch>();
   }
   Status Seek(const DataCursor&) override { return OkStatus(); }

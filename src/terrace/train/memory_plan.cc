@@ -24,7 +24,7 @@ std::uint64_t BatchBytesPerExample(const MemoryPlanInput& input) {
 // Of the lists of a working set and of the planner's maps, an occurrence of a key: what a click log
 // takes, and what it takes when no key comes twice. A set that takes more is cut.
 constexpr std::uint64_t kSetBytes = 44, kMostSetBytes = kMostOccurrenceBytes;
-constexpr std::uint64_t kMapBytes = 32, kMostMapBytes = 96;
+constexpr std::uint64_t kMapBytes = 24, kMostMapBytes = 104;
 
 std::uint64_t SetBytes(const MemoryPlanInput& input, std::uint32_t batch) {
   const std::uint64_t usual = std::uint64_t{input.slots} * batch * kSetBytes;

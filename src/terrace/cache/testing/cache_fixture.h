@@ -48,14 +48,9 @@ inline std::vector<Key> KeyRange(Key first, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) keys.push_back(first + i);
   return keys;
 }
-inline std::vector<std::uint32_t> AllRows(const PinnedRows& pinned) {
-  std::vector<std::uint32_t> rows;
-  for (std::uint32_t w = 0; w < pinned.size(); ++w) rows.push_back(w);
-  return rows;
-}
 inline void TrainAll(PinnedRows* pinned) {
   for (std::size_t w = 0; w < pinned->size(); ++w) Train(pinned->row(w));
-  pinned->MarkDirty(AllRows(*pinned));
+  pinned->MarkDirty(0, pinned->size());
 }
 
 struct Fixture {
