@@ -93,7 +93,7 @@ Status PinnedRows::Wait() {
 }
 
 void PinnedRows::Release() {
-  if (cache_ != nullptr) std::exchange(cache_, nullptr)->Unpin(*this);
+  if (cache_ != nullptr) std::exchange(cache_, nullptr)->Unpin(this);
   rows_ = {};
   entries_ = {};
   load_ = nullptr;
@@ -192,10 +192,15 @@ void RowCacheImpl::Lookup(std::span<const Key> keys, EntryId* entries) const {
 Result<PinnedRows> RowCacheImpl::StartPin(std::span<const Key> keys) {
   MutexLock one_pin(&pin_mu_);
   PinnedRows pinned;
+  Missing& missing = missing_;
+  missing.Clear();
+  MutexLock lock(&mu_);
+  if (!spare_pins_.empty()) {
+    pinned = std::move(spare_pins_.back());
+    spare_pins_.pop_back();
+  }
   pinned.entries_.assign(keys.size(), kNoEntry);
   pinned.rows_.resize(keys.size());
-  Missing missing;
-  MutexLock lock(&mu_);
   TERRACE_RETURN_IF_ERROR(Reserve(keys));
   PinPresent(keys, &pinned, &missing);
   const Status allocated = AllocateMissing(&pinned, &missing);
@@ -459,11 +464,13 @@ void RowCacheImpl::MarkDirtyEntries(const PinnedRows& pinned, std::size_t begin,
   dirty_rows_.fetch_add(fresh, std::memory_order_relaxed);
 }
 
-void RowCacheImpl::Unpin(const PinnedRows& pinned) {
+void RowCacheImpl::Unpin(PinnedRows* pinned) {
   MutexLock lock(&mu_);
-  if (pinned.load_ != nullptr) WaitLocked(pinned.load_.get());
+  if (pinned->load_ != nullptr) WaitLocked(pinned->load_.get());
   --handles_;
-  UnpinEntries(pinned.entries_);
+  UnpinEntries(pinned->entries_);
+  pinned->load_ = nullptr;
+  if (spare_pins_.size() < kSparePins) spare_pins_.push_back(std::move(*pinned));
 }
 
 void RowCacheImpl::UnpinEntries(std::span<const EntryId> entries) {

@@ -139,7 +139,7 @@ class RowCache {
   friend class PinnedRows;
   virtual void MarkDirtyEntries(const PinnedRows& pinned, std::size_t begin, std::size_t end) = 0;
   // Waits for a load in flight.
-  virtual void Unpin(const PinnedRows& pinned) = 0;
+  virtual void Unpin(PinnedRows* pinned) = 0;
   virtual Status WaitFor(RowLoad* load) = 0;
 };
 

@@ -55,7 +55,7 @@ class RowCacheImpl final : public RowCache {
 
  protected:
   void MarkDirtyEntries(const PinnedRows& pinned, std::size_t begin, std::size_t end) override;
-  void Unpin(const PinnedRows& pinned) override;
+  void Unpin(PinnedRows* pinned) override;
   Status WaitFor(RowLoad* load) override;
 
  private:
@@ -67,7 +67,16 @@ class RowCacheImpl final : public RowCache {
     std::vector<Key> keys;
     std::vector<std::byte*> rows;
     std::vector<std::uint8_t> found;  // 1: copied from the write buffer.
+
+    void Clear() {
+      index.clear();
+      keys.clear();
+      rows.clear();
+      found.clear();
+    }
   };
+  // Released handles whose lists the next Pins fill: fresh pages would cost more than to fill them.
+  static constexpr std::size_t kSparePins = 2;
 
   RowCacheImpl(const RowCacheOptions& options, Clock* clock, std::vector<Store*> stores,
                std::uint64_t chunk_bytes, std::unique_ptr<WriteBack> write_back);
@@ -132,6 +141,7 @@ class RowCacheImpl final : public RowCache {
   const std::unique_ptr<WriteBack> write_back_;
 
   Mutex pin_mu_;    // One Pin at a time.
+  Missing missing_ TERRACE_GUARDED_BY(pin_mu_);
   Mutex flush_mu_;  // One FlushDirty at a time.
   Mutex read_mu_;   // One Read of the stores at a time.
   mutable Mutex mu_;
@@ -148,6 +158,7 @@ class RowCacheImpl final : public RowCache {
   std::uint64_t held_rows_ TERRACE_GUARDED_BY(mu_) = 0;  // Pinned, or taken by the Pin in progress.
   std::uint64_t needed_rows_ TERRACE_GUARDED_BY(mu_) = 0;  // Reserved by the Pin in progress.
   std::uint32_t handles_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::vector<PinnedRows> spare_pins_ TERRACE_GUARDED_BY(mu_);
   std::uint32_t ahead_chunk_ = 0;  // Where WriteAhead goes on; its thread's.
   std::deque<std::shared_ptr<RowLoad>> loads_ TERRACE_GUARDED_BY(mu_);  // Not done; oldest first.
   bool loading_ TERRACE_GUARDED_BY(mu_) = false;                        // The first of them runs.

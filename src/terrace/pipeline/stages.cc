@@ -7,6 +7,18 @@
 
 namespace terrace {
 
+// Gives the memory of its batch back when the last working set of it goes.
+struct ReadStage::HeldBatch {
+  HeldBatch(std::shared_ptr<Spares> to, Batch full)
+      : spares(std::move(to)), batch(std::move(full)) {}
+  ~HeldBatch() {
+    MutexLock lock(&spares->mu);
+    spares->batches.push_back(std::move(batch));
+  }
+  const std::shared_ptr<Spares> spares;
+  Batch batch;
+};
+
 ReadStage::ReadStage(ExampleSource* source, std::uint32_t batch_examples, std::uint32_t minibatch)
     : source_(source), batch_examples_(batch_examples), minibatch_(minibatch) {
   TERRACE_CHECK(minibatch > 0 && batch_examples % minibatch == 0);
@@ -32,14 +44,8 @@ Status ReadStage::Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool
   item->minibatch_size = minibatch_;
   item->end_example = batch->examples;
   item->last_of_batch = true;
-  // As many batches as are alive at a time share the spares' memory: none is made while one is
-  // left.
-  item->batch =
-      std::shared_ptr<Batch>(new Batch(std::move(*batch)), [spares = spares_](Batch* used) {
-        MutexLock lock(&spares->mu);
-        spares->batches.push_back(std::move(*used));
-        delete used;
-      });
+  const auto held = std::make_shared<HeldBatch>(spares_, std::move(*batch));
+  item->batch = std::shared_ptr<const Batch>(held, &held->batch);
   return emit(std::move(item));
 }
 

@@ -30,11 +30,13 @@ class ReadStage final : public Stage {
 
  private:
   // The memory of batches that are done, for the next: fresh pages for each would cost more than to
-  // fill them. Outlives the stage with the last batch.
+  // fill them. No batch gets new memory while one is left, so they are no more than were ever alive
+  // together. Outlives the stage with the last batch.
   struct Spares {
     Mutex mu;
     std::vector<Batch> batches TERRACE_GUARDED_BY(mu);
   };
+  struct HeldBatch;
 
   const std::string name_ = "read";
   const std::shared_ptr<Spares> spares_ = std::make_shared<Spares>();
