@@ -38,7 +38,7 @@ BANS = [
     Ban(r"(?<!_)\bassert\s*\(|#include <cassert>", "TERRACE_CHECK or TERRACE_DCHECK", (), False),
     Ban(r"\busing namespace\b", "the names, one by one", (), False),
     Ban(r"\bthrow\b", "a Status", (), False),
-    Ban(r"\bdelete\s*(\[\s*\])?\s*[\w(*]", "std::unique_ptr", (), False),
+    Ban(r"(?<!operator )\bdelete\s*(\[\s*\])?\s*[\w(*]", "std::unique_ptr", (), False),
     Ban(r"\bstd::(cout|cerr|clog)\b|(?<![\w.>:])(std::)?(printf|puts)\s*\(|\bfprintf\s*\(\s*std(out|err)",
         "the log of base/log.h", ("src/terrace/base/", "src/terrace/cli/"), True),
     Ban(r"\bstd::(recursive_|shared_|timed_)?mutex\b|\bstd::condition_variable\b"

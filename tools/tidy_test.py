@@ -61,6 +61,7 @@ def test_banned(line):
 @pytest.mark.parametrize("line", [
     "static_assert(sizeof(int) == 4);",
     "Foo(const Foo&) = delete;",
+    "void operator delete(void* memory) noexcept;",
     "std::unique_ptr<Foo> p(new Foo(1));",
     "static FileSystem* fs = new PosixFileSystem();",
     "// throw, assert(x), std::thread: never.",

@@ -83,3 +83,21 @@ def test_too_small_a_budget_says_what_would_do(terrace, workspace, train_log):
     assert outcome.code in (1, 2), outcome.output
     assert "memory.budget" in outcome.output and "MiB" in outcome.output.replace("48.00 MiB", "")
     assert not run.path.exists() or not list(run.path.glob("rows*")), "refused before the store is made"
+
+
+def test_no_memory_left(terrace, workspace, train_log):
+    """A limit of the address space, wherever it strikes: a message, and the run goes on from its last checkpoint."""
+    expected = harness.Run(terrace, workspace, large_job(train_log), name="expected")
+    expected.train().expect(0)
+    refused = 0
+    for limit in range(128, 700, 80):
+        run = harness.Run(terrace, workspace, large_job(train_log))
+        outcome = run.train(prefix=["prlimit", f"--as={limit * jobs.MIB}"])
+        assert outcome.code in (0, 1, 2), f"{limit} MiB: exit {outcome.code}\n{outcome.output[-4000:]}"
+        if outcome.code != 0:
+            refused += 1
+            assert "memory" in outcome.output.lower() or "thread" in outcome.output.lower(), outcome.output[-4000:]
+        run.train("--resume").expect(0)
+        harness.assert_same(expected.result(), run.result(), f"{limit} MiB of address space")
+        harness.remove(run.path)
+    assert 2 <= refused, "no limit was reached"

@@ -3,6 +3,7 @@
 #include <malloc.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -56,6 +57,30 @@ HugeBuffer& HugeBuffer::operator=(HugeBuffer&& other) noexcept {
 
 HugeBuffer::~HugeBuffer() {
   if (data_ != nullptr) munmap(data_, size_);
+}
+
+void EndForLackOfMemory(std::uint64_t bytes) {
+  constexpr std::string_view kUnit = " bytes";
+  char text[32];
+  char* first = text + sizeof text - kUnit.size();
+  std::memcpy(first, kUnit.data(), kUnit.size());
+  do {
+    *--first = static_cast<char>('0' + bytes % 10);
+    bytes /= 10;
+  } while (bytes > 0);
+  EndForLackOfMemory(std::string_view(first, static_cast<std::size_t>(text + sizeof text - first)));
+}
+
+void EndForLackOfMemory(std::string_view what) {
+  for (const std::string_view part :
+       {std::string_view("\nerror: out of memory: asked the system for "), what,
+        std::string_view(
+            ". The last checkpoint is intact (train --resume goes on from it); end what "
+            "else needs memory, lower memory.budget, or raise the limits of this "
+            "process.\n")}) {
+    if (write(STDERR_FILENO, part.data(), part.size()) < 0) break;  // Nobody listens.
+  }
+  _exit(1);
 }
 
 ProcessMemory ReadProcessMemory() {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "terrace/base/status.h"
 
@@ -43,6 +44,11 @@ ProcessMemory ReadProcessMemory();
 // Keeps malloc from holding back what is freed: fixed mmap threshold, few arenas. Call first in
 // main().
 void ConfigureAllocator();
+// For the lack of something in the midst of what can't return a Status: says what was asked and
+// ends the process with status 1, as if it had been killed, which no checkpoint minds. Allocates
+// nothing.
+[[noreturn]] void EndForLackOfMemory(std::uint64_t bytes);
+[[noreturn]] void EndForLackOfMemory(std::string_view what);
 // Raises the limit of open files to what the system allows this process: a store keeps its files
 // open.
 void RaiseOpenFileLimit();

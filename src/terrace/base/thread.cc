@@ -9,10 +9,12 @@
 #endif
 
 #include <numeric>
+#include <system_error>
 #include <utility>
 
 #include "terrace/base/check.h"
 #include "terrace/base/clock.h"
+#include "terrace/base/memory.h"
 
 namespace terrace {
 
@@ -30,8 +32,8 @@ void SetCurrentThreadName(const std::string& name) {
   pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
 }
 
-Thread::Thread(std::string name, ThreadPriority priority, std::function<void()> body)
-    : thread_([name = std::move(name), priority, body = std::move(body)] {
+Thread::Thread(std::string name, ThreadPriority priority, std::function<void()> body) try
+    : thread_([name, priority, body = std::move(body)] {
         SetCurrentThreadName(name);
         FlushDenormals();
         if (priority == ThreadPriority::kYielding) {
@@ -39,7 +41,10 @@ Thread::Thread(std::string name, ThreadPriority priority, std::function<void()> 
           (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 5);
         }
         body();
-      }) {}
+      }) {
+} catch (const std::system_error&) {
+  EndForLackOfMemory("a thread, \"" + name + "\"");
+}
 
 Thread::~Thread() { TERRACE_CHECK(!thread_.joinable()); }
 

@@ -51,7 +51,7 @@ class Kernels {
     Kernel& kernel = *found->second;
     if (kernel.scratchpad_bytes > scratchpad_.size()) {
       Result<HugeBuffer> buffer = HugeBuffer::Allocate(kernel.scratchpad_bytes);
-      TERRACE_CHECK(buffer.ok());  // Address space alone: pages come with their first use.
+      if (!buffer.ok()) EndForLackOfMemory(kernel.scratchpad_bytes);
       scratchpad_ = std::move(buffer).value();
     }
     kernel.a.set_data_handle(const_cast<float*>(a));  // Only read: the interface has one kind.

@@ -27,6 +27,8 @@ constexpr std::size_t kTileLines = 6;
 constexpr std::size_t kTileWidth = 2 * kLanes;
 // Depth of a pass: kTileWidth columns of B of this depth stay in the L1 cache (32 KiB).
 constexpr std::size_t kDepth = 256;
+// Lines of C in a block: their columns of A, of the same depth, stay in the L2 cache (480 KiB).
+constexpr std::size_t kBlockLines = 40 * kTileLines;
 
 using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
 
@@ -118,44 +120,51 @@ std::size_t RoundUp(std::size_t value, std::size_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
+// One block of lines of C and one pass of depth; panels: room for what is copied.
+void MultiplyBlock(std::size_t m, std::size_t n, std::size_t depth, const float* a, std::size_t lda,
+                   const float* b, std::size_t ldb, bool add, float* c, std::size_t ldc,
+                   float* a_panels, float* b_panel) {
+  // Lines that are read only once are read where they are.
+  const bool pack = n > kTileWidth || LinesCollide(lda);
+  const std::size_t first_packed = pack ? 0 : m / kTileLines * kTileLines;
+  Pack<kTileLines>(depth, m - first_packed, a + first_packed, lda, a_panels);
+  for (std::size_t j = 0; j < n; j += kTileWidth) {
+    const std::size_t width = std::min(kTileWidth, n - j);
+    Pack<kTileWidth>(depth, width, b + j, ldb, b_panel);
+    for (std::size_t i = 0; i < m; i += kTileLines) {
+      const std::size_t lines = std::min(kTileLines, m - i);
+      const bool packed = i >= first_packed;
+      const float* columns = packed ? a_panels + (i - first_packed) * depth : a + i;
+      const std::size_t stride = packed ? kTileLines : lda;
+      float* to = c + i * ldc + j;
+      if (lines == kTileLines && width == kTileWidth) {
+        FullTile(depth, columns, stride, b_panel, to, ldc, add);
+      } else {
+        EdgeTile(lines, width, depth, columns, stride, b_panel, to, ldc, add);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void GemmTransposedA(std::size_t m, std::size_t n, std::size_t k, const float* a, std::size_t lda,
                      const float* b, std::size_t ldb, bool add, float* c, std::size_t ldc) {
   thread_local HugeBuffer buffer;
-  const std::size_t a_floats = RoundUp(m, kTileLines) * kDepth;
+  const std::size_t a_floats = RoundUp(std::min(m, kBlockLines), kTileLines) * kDepth;
   const std::size_t bytes = (RoundUp(a_floats, 16) + kTileWidth * kDepth) * sizeof(float);
   if (bytes > buffer.size()) {
     Result<HugeBuffer> larger = HugeBuffer::Allocate(bytes);
-    TERRACE_CHECK(larger.ok());  // Address space alone: pages come with their first use.
+    if (!larger.ok()) EndForLackOfMemory(bytes);
     buffer = std::move(larger).value();
   }
   auto* a_panels = reinterpret_cast<float*>(buffer.data());
   float* b_panel = a_panels + RoundUp(a_floats, 16);
-  for (std::size_t l = 0; l < k; l += kDepth) {
-    const std::size_t depth = std::min(kDepth, k - l);
-    const bool add_pass = add || l > 0;
-    // Lines that are read only once are read where they are.
-    const bool pack = n > kTileWidth || LinesCollide(lda);
-    const std::size_t first_packed = pack ? 0 : m / kTileLines * kTileLines;
-    Pack<kTileLines>(depth, m - first_packed, a + l * lda + first_packed, lda, a_panels);
-    for (std::size_t j = 0; j < n; j += kTileWidth) {
-      const std::size_t width = std::min(kTileWidth, n - j);
-      Pack<kTileWidth>(depth, width, b + l * ldb + j, ldb, b_panel);
-      for (std::size_t i = 0; i < m; i += kTileLines) {
-        const std::size_t lines = std::min(kTileLines, m - i);
-        const float* a_panel = a_panels + (i - first_packed) * depth;
-        float* to = c + i * ldc + j;
-        if (i < first_packed && width == kTileWidth) {
-          FullTile(depth, a + l * lda + i, lda, b_panel, to, ldc, add_pass);
-        } else if (lines == kTileLines && width == kTileWidth) {
-          FullTile(depth, a_panel, kTileLines, b_panel, to, ldc, add_pass);
-        } else {
-          const bool packed = i >= first_packed;
-          EdgeTile(lines, width, depth, packed ? a_panel : a + l * lda + i,
-                   packed ? kTileLines : lda, b_panel, to, ldc, add_pass);
-        }
-      }
+  for (std::size_t i = 0; i < m; i += kBlockLines) {
+    const std::size_t lines = std::min(kBlockLines, m - i);
+    for (std::size_t l = 0; l < k; l += kDepth) {
+      MultiplyBlock(lines, n, std::min(kDepth, k - l), a + l * lda + i, lda, b + l * ldb, ldb,
+                    add || l > 0, c + i * ldc, ldc, a_panels, b_panel);
     }
   }
 }

@@ -109,8 +109,9 @@ std::uint64_t KeyPlanner::MemoryBytes() const {
 Result<std::unique_ptr<WorkItem>> KeyPlanner::Plan(std::shared_ptr<const Batch> batch,
                                                    std::uint32_t first_example,
                                                    std::uint32_t first_minibatch,
-                                                   std::span<const std::size_t> max_rows) {
-  TERRACE_CHECK(first_example < batch->examples);
+                                                   std::span<const std::size_t> max_rows,
+                                                   std::uint32_t max_minibatches) {
+  TERRACE_CHECK(max_minibatches > 0 && first_example < batch->examples);
   TERRACE_CHECK(batch->slots == slots_.size());
   if (minibatch_stamp_ > 0xf0000000u) {  // Stamps start again before they wrap; sets are fewer.
     for (auto& maps : maps_) {
@@ -136,7 +137,7 @@ Result<std::unique_ptr<WorkItem>> KeyPlanner::Plan(std::shared_ptr<const Batch> 
   item->batch = std::move(batch);
   // The first mini-batch of an item that resumes inside a mini-batch is shorter: mini-batches are
   // counted from the start of the epoch, and the reader cuts batches at their boundaries.
-  while (item->end_example < item->batch->examples) {
+  while (item->end_example < item->batch->examples && item->minibatches < max_minibatches) {
     const std::uint32_t begin = item->end_example;
     const std::uint32_t end = std::min(begin + minibatch_size_, item->batch->examples);
     CountOccurrences(*item->batch, begin, end);
@@ -244,7 +245,8 @@ void KeyPlanner::FindLocalRows(const Batch& batch, std::uint32_t begin, std::uin
   const std::size_t local_at = item->local_row.size();
   item->local_row.resize(local_at + (last - first));
   std::uint32_t* local_row = item->local_row.data() + local_at;
-  constexpr std::size_t kAhead = 8;  // Occurrences; hides a miss of the first cache.
+  constexpr std::size_t kAhead =
+      16;  // Occurrences; the map may have left the second cache for a while.
   const Key* keys = batch.keys.data();
   // With one table every occurrence goes to the same map, and slots need not be followed.
   std::size_t cell = 0;  // example * slots + slot

@@ -33,14 +33,16 @@ class KeyPlanner {
              std::uint64_t max_bytes = ~std::uint64_t{0});
   ~KeyPlanner();
 
-  // Plans examples [first_example, ...) of `batch` mini-batch by mini-batch into one item, and
-  // stops before a mini-batch that would take a table beyond max_rows[t] distinct keys. The item
+  // Plans examples [first_example, ...) of `batch` mini-batch by mini-batch into one item, at most
+  // max_minibatches of them, and stops before one that would take a table beyond max_rows[t]
+  // distinct keys. The item
   // holds at least one mini-batch; kOutOfMemory when that one alone is too large (`table` and the
   // rows it has are in the message), or when the maps can't grow. first_minibatch: the batch's
   // mini-batch that starts at first_example. REQUIRES: first_example < batch->examples.
   Result<std::unique_ptr<WorkItem>> Plan(std::shared_ptr<const Batch> batch,
                                          std::uint32_t first_example, std::uint32_t first_minibatch,
-                                         std::span<const std::size_t> max_rows);
+                                         std::span<const std::size_t> max_rows,
+                                         std::uint32_t max_minibatches = ~0u);
 
   // Takes back an item whose work is done, for its memory. Any thread.
   void Recycle(std::unique_ptr<WorkItem> item) TERRACE_EXCLUDES(spare_mu_);

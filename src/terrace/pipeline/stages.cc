@@ -67,12 +67,13 @@ Result<std::unique_ptr<WorkItem>> PullStage::Plan(const std::shared_ptr<const Ba
     share.push_back(std::max<std::size_t>(1, all.back() / options_.resident_sets));
   }
   Result<std::unique_ptr<WorkItem>> item =
-      planner_.Plan(batch, first_example, first_minibatch, share);
+      planner_.Plan(batch, first_example, first_minibatch, share, max_minibatches_);
   if (!item.ok() && item.status().code() == StatusCode::kOutOfMemory &&
       options_.resident_sets > 1) {
     // One mini-batch that fits only alone: it waits for the set before it.
     item = planner_.Plan(batch, first_example, first_minibatch, all);
   }
+  if (max_minibatches_ < batch->examples) max_minibatches_ *= 2;
   planner_bytes_.store(planner_.MemoryBytes(), std::memory_order_relaxed);
   return item;
 }
@@ -91,7 +92,10 @@ Status PullStage::Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool
     if (options_.max_sets > 0) {
       TERRACE_ASSIGN_OR_RETURN(token, limiter_.Take());
     }
-    if (options_.before_pull) TERRACE_RETURN_IF_ERROR(options_.before_pull());
+    if (options_.before_pull) {
+      TERRACE_ASSIGN_OR_RETURN(const bool drains, options_.before_pull());
+      if (drains) max_minibatches_ = kFirstMinibatches;
+    }
     TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<WorkItem> planned, Plan(batch, example, minibatch));
     planned->token = std::move(token);
     example = planned->end_example;

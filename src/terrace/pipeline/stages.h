@@ -57,9 +57,9 @@ class PullStage final : public Stage {
     // Working sets that may be alive at a time, the one that is planned included; 0: any number.
     std::uint32_t max_sets = 0;
     std::uint64_t max_set_bytes = ~std::uint64_t{0};  // Of the lists of one: see KeyPlanner.
-    // Called before each plan; lets the owner shrink caches for an index that has grown. An error
-    // stops the run.
-    std::function<Status()> before_pull;
+    // Called before each plan; lets the owner shrink caches for an index that has grown. True: the
+    // next set will wait until no other is pinned. An error stops the run.
+    std::function<Result<bool>()> before_pull;
   };
   // caches: by table.
   PullStage(Options options, std::vector<RowCache*> caches);
@@ -73,6 +73,10 @@ class PullStage final : public Stage {
   }  // A gauge.
 
  private:
+  // While the trainer has nothing (at the start, and after all sets had to leave) a set of this
+  // many mini-batches is there soon; each that follows may be twice as large.
+  static constexpr std::uint32_t kFirstMinibatches = 4;
+
   Result<std::unique_ptr<WorkItem>> Plan(const std::shared_ptr<const Batch>& batch,
                                          std::uint32_t first_example,
                                          std::uint32_t first_minibatch);
@@ -82,6 +86,7 @@ class PullStage final : public Stage {
   const std::vector<RowCache*> caches_;
   SetLimiter limiter_;
   KeyPlanner planner_;
+  std::uint32_t max_minibatches_ = kFirstMinibatches;  // Of the next set.
   std::atomic<std::uint64_t> planner_bytes_{0};
 };
 

@@ -140,9 +140,10 @@ void TrainingRun::ReserveForLastCheckpoint() {
   }
 }
 
-Status TrainingRun::BeforePull() {
-  TERRACE_RETURN_IF_ERROR(GiveWayToIndex());
-  return WriteAhead();
+Result<bool> TrainingRun::BeforePull() {
+  TERRACE_ASSIGN_OR_RETURN(const bool drains, GiveWayToIndex());
+  TERRACE_RETURN_IF_ERROR(WriteAhead());
+  return drains;
 }
 
 Status TrainingRun::WriteAhead() {
@@ -167,12 +168,12 @@ Status TrainingRun::WriteAhead() {
   return OkStatus();
 }
 
-Status TrainingRun::GiveWayToIndex() {
+Result<bool> TrainingRun::GiveWayToIndex() {
   // In few steps, each ahead of the growth: a cache that shrinks waits for all pinned rows to
   // leave.
   const std::uint64_t step = IndexStep();
   const std::uint64_t index_bytes = stores_->index_bytes();
-  if (index_bytes + step / 4 < planned_index_bytes_) return OkStatus();
+  if (index_bytes + step / 4 < planned_index_bytes_) return false;
   const std::uint64_t least = LeastCacheBytes(job_, *plan_);
   if (index_bytes + least > memory_.rows_bytes) {
     const std::uint64_t needed = memory_.budget_bytes + index_bytes + least;
@@ -185,17 +186,22 @@ Status TrainingRun::GiveWayToIndex() {
                                        "which is enough for twice the rows",
                                        FormatBytes(index_bytes), (needed + kMiB - 1) / kMiB));
     }
-    return OkStatus();
+    return false;
   }
   planned_index_bytes_ = std::min(index_bytes + step, memory_.rows_bytes - least);
   const std::vector<std::uint64_t> bytes =
       SplitCacheBytes(job_, *plan_, memory_.rows_bytes - planned_index_bytes_);
+  bool drains = false;
   for (std::size_t t = 0; t < caches_.size(); ++t) {
     const Status status = caches_[t]->SetCapacity(bytes[t]);
     // kOutOfMemory: pinned rows hold more for now; the cache comes down to its limit as they leave.
-    if (!status.ok() && status.code() != StatusCode::kOutOfMemory) return status;
+    if (status.code() == StatusCode::kOutOfMemory) {
+      drains = true;
+    } else if (!status.ok()) {
+      return status;
+    }
   }
-  return OkStatus();
+  return drains;
 }
 
 std::uint64_t TrainingRun::IndexStep() const { return std::max(kMiB / 4, memory_.rows_bytes / 16); }

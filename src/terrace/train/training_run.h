@@ -79,8 +79,9 @@ class TrainingRun {
   // is no more to drop.
   void ReserveForLastCheckpoint() TERRACE_EXCLUDES(checkpoints_mu_);
   Status AfterFailure(const Status& failure);
-  Status BeforePull();
-  Status GiveWayToIndex();
+  Result<bool> BeforePull();
+  // True: pinned rows hold more than the caches may have from now on.
+  Result<bool> GiveWayToIndex();
   // Writes rows ahead of what a checkpoint could write in checkpoint.final_seconds.
   Status WriteAhead();
   // Bytes of the index that the caches give way to at a time.
