@@ -1,5 +1,8 @@
 #include <atomic>
+#include <cstddef>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -105,6 +108,19 @@ TEST(HugeBuffer, IsZeroedAlignedAndMovable) {
   HugeBuffer moved = std::move(*buffer);
   EXPECT_NE(moved.data(), nullptr);
   EXPECT_FALSE(HugeBuffer::Allocate(std::uint64_t{1} << 60).ok());
+}
+
+TEST(Memory, WhatIsFreedBetweenBlocksInUseGoesBackToTheSystem) {
+  ConfigureAllocator();
+  constexpr std::size_t kBlocks = 2000, kBytes = 48 << 10;
+  std::vector<std::unique_ptr<std::byte[]>> blocks;
+  for (std::size_t i = 0; i < kBlocks; ++i) {
+    blocks.push_back(std::make_unique<std::byte[]>(kBytes));  // Zeroed, so in memory.
+  }
+  for (std::size_t i = 0; i < kBlocks; i += 2) blocks[i].reset();
+  const std::uint64_t before = ReadProcessMemory().resident_bytes;
+  ReturnFreedMemory();
+  EXPECT_LT(ReadProcessMemory().resident_bytes + kBlocks / 2 * kBytes * 3 / 4, before);
 }
 
 TEST(Status, ContextStandsBeforeTheCause) {

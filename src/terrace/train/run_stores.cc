@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include "terrace/base/memory.h"
 
 #include <fmt/format.h>
 
@@ -89,6 +90,7 @@ Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock,
                              Store::Open(fs, clock, quota, MakeOptions(job, options, entry),
                                          manifest->manifest, references));
   }
+  ReturnFreedMemory();  // What the indexes left behind as they grew.
   return stores;
 }
 
