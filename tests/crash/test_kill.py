@@ -48,7 +48,7 @@ def kill_after(run, seconds, *flags):
 def test_moments(terrace, workspace, job, undisturbed, sample_seed, full):
     """At moments uniform over the undisturbed run; every third is killed again while it resumes."""
     expected, seconds, _ = undisturbed
-    count = 50 if full else 12
+    count = 1000 if full else 50
     rng = random.Random(sample_seed)
     print(f"--sample-seed {sample_seed}: {count} moments in {seconds:.2f} s")
     moments = sorted(seconds * (i + rng.random()) / count for i in range(count))

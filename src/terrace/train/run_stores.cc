@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <utility>
-#include "terrace/base/memory.h"
 
 #include <fmt/format.h>
+
+#include "terrace/base/memory.h"
 
 namespace terrace {
 std::vector<RunStores::Entry> RunStores::MakeEntries(const Job& job, const ModelPlan& plan,
