@@ -140,7 +140,7 @@ class RowCacheImpl final : public RowCache {
   const std::uint32_t victims_at_once_;
   const std::unique_ptr<WriteBack> write_back_;
 
-  Mutex pin_mu_;    // One Pin at a time.
+  Mutex pin_mu_;  // One Pin at a time.
   Missing missing_ TERRACE_GUARDED_BY(pin_mu_);
   Mutex flush_mu_;  // One FlushDirty at a time.
   Mutex read_mu_;   // One Read of the stores at a time.
