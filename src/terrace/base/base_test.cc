@@ -110,6 +110,8 @@ TEST(HugeBuffer, IsZeroedAlignedAndMovable) {
   EXPECT_FALSE(HugeBuffer::Allocate(std::uint64_t{1} << 60).ok());
 }
 
+// A sanitizer brings an allocator of its own.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST(Memory, WhatIsFreedBetweenBlocksInUseGoesBackToTheSystem) {
   ConfigureAllocator();
   constexpr std::size_t kBlocks = 2000, kBytes = 48 << 10;
@@ -122,6 +124,7 @@ TEST(Memory, WhatIsFreedBetweenBlocksInUseGoesBackToTheSystem) {
   ReturnFreedMemory();
   EXPECT_LT(ReadProcessMemory().resident_bytes + kBlocks / 2 * kBytes * 3 / 4, before);
 }
+#endif
 
 TEST(Status, ContextStandsBeforeTheCause) {
   const Status status = CorruptionError("bad checksum at 17").WithContext("opening shard 3");
