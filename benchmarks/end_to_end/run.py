@@ -212,6 +212,8 @@ def curve_point(options, trainer, dim, ratio, model_bytes):
     job = synthetic(options.rows, options.cardinality, dim, [int(h) for h in options.hidden[0].split(",")], 2048, threads,
                     budget, training={"batch": options.batch}, metrics={"every_examples": options.batch})
     summary, lines = trainer.train(job, threads)
+    if summary["memory"]["peak_bytes"] > budget:
+        raise SystemExit(f"the process took {summary['memory']['peak_bytes']:,} bytes of a budget of {budget:,}")
     accesses = summary["cache"]["hits"] + summary["cache"]["misses"]
     return {"dim": dim, "ratio": summary["model_bytes"] / budget, "asked_ratio": ratio, "budget_bytes": budget,
             "model_bytes": summary["model_bytes"], "rate": steady_rate(lines),

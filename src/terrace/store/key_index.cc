@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "terrace/base/check.h"
+#include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
 
 namespace terrace {
@@ -26,6 +27,8 @@ constexpr std::uint64_t kLowHashMask = (std::uint64_t{1} << kLowHashBits) - 1;
 constexpr std::size_t kPrefetchAhead = 16;
 constexpr double kMaxLoad = 0.85;
 constexpr double kGrowth = 1.25;
+// Bytes by which the index grows before freed memory goes back to the system.
+constexpr std::uint64_t kLeastBetweenReturns = std::uint64_t{2} << 20;
 
 Entry LoadEntry(const std::byte* at) {
   Entry entry;
@@ -103,6 +106,11 @@ Status KeyIndex::Reserve(std::span<const std::uint64_t> new_hashes) {
     const std::uint64_t count = std::uint64_t{segment->count} + added[s];
     if (static_cast<double>(count) <= kMaxLoad * segment->capacity) continue;
     TERRACE_RETURN_IF_ERROR(Grow(segment, count));
+  }
+  // The holes that grown segments leave in the heap fit no other.
+  if (bytes_ >= returned_bytes_ + std::max(kLeastBetweenReturns, bytes_ / 64)) {
+    ReturnFreedMemory();
+    returned_bytes_ = bytes_;
   }
   return OkStatus();
 }

@@ -62,6 +62,7 @@ class KeyIndex final : public RowIndex {
   std::vector<Segment> segments_;
   std::uint64_t size_ = 0;
   std::uint64_t bytes_ = 0;
+  std::uint64_t returned_bytes_ = 0;  // bytes_ when freed memory was last given back.
 };
 
 }  // namespace terrace

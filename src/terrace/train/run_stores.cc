@@ -5,8 +5,6 @@
 
 #include <fmt/format.h>
 
-#include "terrace/base/memory.h"
-
 namespace terrace {
 std::vector<RunStores::Entry> RunStores::MakeEntries(const Job& job, const ModelPlan& plan,
                                                      const RunFolder& run) {
@@ -91,7 +89,6 @@ Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock,
                              Store::Open(fs, clock, quota, MakeOptions(job, options, entry),
                                          manifest->manifest, references));
   }
-  ReturnFreedMemory();  // What the indexes left behind as they grew.
   return stores;
 }
 

@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include "terrace/base/log.h"
-#include "terrace/base/memory.h"
 #include "terrace/base/sync_point.h"
 #include "terrace/base/units.h"
 
@@ -174,12 +173,6 @@ Result<bool> TrainingRun::GiveWayToIndex() {
   // leave.
   const std::uint64_t step = IndexStep();
   const std::uint64_t index_bytes = stores_->index_bytes();
-  // An index grows segment by segment and leaves holes behind that fit no other.
-  constexpr std::uint64_t kBetweenReturns = 2 * kMiB;
-  if (index_bytes >= returned_index_bytes_ + kBetweenReturns) {
-    ReturnFreedMemory();
-    returned_index_bytes_ = index_bytes;
-  }
   if (index_bytes + step / 4 < planned_index_bytes_) return false;
   const std::uint64_t least = LeastCacheBytes(job_, *plan_);
   if (index_bytes + least > memory_.rows_bytes) {

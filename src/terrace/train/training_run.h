@@ -144,8 +144,7 @@ class TrainingRun {
   std::uint64_t minibatches_since_start_ = 0;
 
   // Stage 2's.
-  std::uint64_t planned_index_bytes_ = 0;   // What the caches leave free for the index.
-  std::uint64_t returned_index_bytes_ = 0;  // The index when freed memory was last given back.
+  std::uint64_t planned_index_bytes_ = 0;  // What the caches leave free for the index.
 
   Mutex checkpoints_mu_;
   struct Kept {
