@@ -186,8 +186,7 @@ TEST(RowCacheModel, AgreesWithAMapAtEveryCapacity) {
            {least, least + 5000, 2 * least, 4 * least, std::uint64_t{8} << 20}) {
         SCOPED_TRACE(testing::Message() << "seed " << seed + capacity << " capacity " << capacity
                                         << " background " << background << " shards " << shards);
-        Model(seed + capacity, capacity, background, shards).Run(1500);
-        if (HasFatalFailure()) return;
+        ASSERT_NO_FATAL_FAILURE(Model(seed + capacity, capacity, background, shards).Run(1500));
       }
     }
   }

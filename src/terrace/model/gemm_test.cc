@@ -85,7 +85,7 @@ TEST(Gemm, IsRightAndDependsOnNoAddress) {
              {std::pair{Transpose::kNo, Transpose::kNo}, std::pair{Transpose::kNo, Transpose::kYes},
               std::pair{Transpose::kYes, Transpose::kNo},
               std::pair{Transpose::kYes, Transpose::kYes}}) {
-          Check({ta, tb, m, n, k, gap, add});
+          ASSERT_NO_FATAL_FAILURE(Check({ta, tb, m, n, k, gap, add}));
         }
       }
     }

@@ -181,6 +181,7 @@ TEST(Torch, OptimizersFollowItsFormulas) {
             parameters, torch::optim::SGDOptions(0.05).momentum(momentum).weight_decay(l2));
       });
     }
+    ASSERT_FALSE(HasFailure());
   }
 }
 

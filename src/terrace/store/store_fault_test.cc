@@ -193,7 +193,7 @@ TEST(StoreCrash, RandomSeeds) {
   Rng rng(11);
   for (std::uint64_t seed = 100; seed < 200; ++seed) {
     CrashOnce(seed, MemoryFileSystem::CrashPolicy::kRandom, 1 + rng.Below(1500));
-    if (::testing::Test::HasFailure()) return;
+    ASSERT_FALSE(HasFailure());
   }
 }
 
