@@ -33,6 +33,8 @@ inline constexpr std::uint8_t kDirtyFlag = 1;    // Trained since it was last wr
 inline constexpr std::uint8_t kNewFlag = 2;      // Created here and never trained.
 inline constexpr std::uint8_t kLoadingFlag = 4;  // Pinned; its bytes are not here yet.
 inline constexpr std::uint8_t kLostFlag = 8;  // Pinned; its load failed, so it is not in the map.
+// Beside kDirtyFlag: no store has the row, and no write of it is on its way.
+inline constexpr std::uint8_t kUnstoredFlag = 16;
 
 // Four share a cache line.
 struct Entry {
@@ -56,9 +58,13 @@ inline void StoreFlags(Entry& entry, std::uint8_t flags) {
 // Marks the row trained; true when it was not dirty before.
 inline bool SetDirty(Entry& entry) {
   std::atomic_ref<std::uint8_t> flags(entry.flags);
-  if (flags.load(std::memory_order_relaxed) == kDirtyFlag) return false;
-  return (flags.exchange(kDirtyFlag, std::memory_order_relaxed) & kDirtyFlag) == 0;
+  const std::uint8_t before = flags.load(std::memory_order_relaxed);
+  if ((before & kDirtyFlag) != 0) return false;
+  const std::uint8_t after = before == kNewFlag ? kDirtyFlag | kUnstoredFlag : kDirtyFlag;
+  return (flags.exchange(after, std::memory_order_relaxed) & kDirtyFlag) == 0;
 }
+inline bool IsDirty(Entry& entry) { return (LoadFlags(entry) & kDirtyFlag) != 0; }
+inline bool IsStored(Entry& entry) { return (LoadFlags(entry) & kUnstoredFlag) == 0; }
 
 class RowArena {
  public:

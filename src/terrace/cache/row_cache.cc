@@ -376,7 +376,7 @@ std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed,
   for (std::size_t i = 0; i < count; ++i) {
     Entry& entry = arena_.entry(victims[i]);
     map_.Prefetch(MixKey(entry.key));
-    if (LoadFlags(entry) != kDirtyFlag) continue;
+    if (!IsDirty(entry)) continue;
     appends->Prefetch(entry.key);
     __builtin_prefetch(arena_.row(victims[i]));
   }
@@ -396,9 +396,9 @@ std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed,
 
 void RowCacheImpl::Evict(EntryId id, WriteBack::AppendScope* appends) {
   Entry& entry = arena_.entry(id);
-  if (LoadFlags(entry) == kDirtyFlag) {
+  if (IsDirty(entry)) {
     SyncPoint::Hit("cache.evict.before_write");
-    appends->Append(entry.key, arena_.row(id));
+    appends->Append(entry.key, arena_.row(id), IsStored(entry));
     StoreFlags(entry, 0);
     dirty_rows_.fetch_sub(1, std::memory_order_relaxed);
   }

@@ -44,7 +44,8 @@ class NullStore final : public Store {
     }
     return OkStatus();
   }
-  Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows) override {
+  Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows,
+               std::span<const std::uint8_t> /*stored*/) override {
     for (std::size_t i = 0; i < keys.size(); ++i) sum_ += static_cast<std::uint64_t>(rows[i][0]);
     return OkStatus();
   }

@@ -83,7 +83,7 @@ Result<bool> RowCacheImpl::EmptyChunk(std::uint32_t chunk) {
     }
     {
       WriteBack::AppendScope appends(write_back_.get());
-      if (LoadFlags(arena_.entry(id)) != kDirtyFlag || appends.room() > 0) {
+      if (!IsDirty(arena_.entry(id)) || appends.room() > 0) {
         policy_->Forget(id);
         Evict(id, &appends);
         arena_.Free(id);

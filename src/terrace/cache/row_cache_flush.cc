@@ -118,9 +118,9 @@ std::uint64_t RowCacheImpl::AppendDirty(std::uint32_t chunk, bool pinned, std::u
     const EntryId id = arena_.id(chunk, *slot);
     Entry& entry = arena_.entry(id);
     if (entry.place < (pinned ? kHeld : kFirstQueue)) continue;
-    if (LoadFlags(entry) != kDirtyFlag) continue;
+    if (!IsDirty(entry)) continue;
     if (appended == room) break;
-    appends.Append(entry.key, arena_.row(id));
+    appends.Append(entry.key, arena_.row(id), IsStored(entry));
     StoreFlags(entry, 0);
     dirty_rows_.fetch_sub(1, std::memory_order_relaxed);
     ++appended;

@@ -131,7 +131,7 @@ TEST(Hazard, AFlushTakesNoRoomFromUnderAnEviction) {
   store.HoldWrites();
   {
     WriteBack::AppendScope appends(&write_back);
-    for (Key key = 0; key < 13; ++key) appends.Append(key, row.data());
+    for (Key key = 0; key < 13; ++key) appends.Append(key, row.data(), /*stored=*/false);
   }
   store.WaitForHeldWrite();  // One buffer is in flight, the other holds three rows.
   std::atomic<bool> started{false};
@@ -146,7 +146,7 @@ TEST(Hazard, AFlushTakesNoRoomFromUnderAnEviction) {
     });
     while (!started) std::this_thread::yield();
     for (int i = 0; i < 1000; ++i) std::this_thread::yield();  // It gets as far as it can.
-    for (Key key = 13; key < 20; ++key) appends.Append(key, row.data());
+    for (Key key = 13; key < 20; ++key) appends.Append(key, row.data(), /*stored=*/false);
   }
   store.LetGo();
   flusher.Join();

@@ -26,7 +26,7 @@ std::uint64_t BufferCount(const WriteBackOptions& options) { return options.back
 }  // namespace
 
 std::uint64_t WriteBack::BytesFor(const WriteBackOptions& options) {
-  constexpr std::uint64_t kPerRow = 2 * sizeof(Key) + sizeof(const std::byte*);
+  constexpr std::uint64_t kPerRow = 2 * sizeof(Key) + sizeof(const std::byte*) + 2;
   const std::uint64_t count = BufferCount(options);
   return count * (RowBufferBytes(options) + kPerRow * options.buffer_rows) +
          EntryMap::BytesFor(count * options.buffer_rows);
@@ -54,8 +54,10 @@ Status WriteBack::Allocate() {
     Buffer& buffer = buffers_[i - 1];
     TERRACE_ASSIGN_OR_RETURN(buffer.rows, HugeBuffer::Allocate(RowBufferBytes(options_)));
     buffer.keys.reserve(options_.buffer_rows);
+    buffer.stored.reserve(options_.buffer_rows);
     buffer.shard_keys.reserve(options_.buffer_rows);
     buffer.shard_rows.reserve(options_.buffer_rows);
+    buffer.shard_stored.reserve(options_.buffer_rows);
     idle_.push_back(static_cast<std::uint32_t>(i - 1));
   }
   TERRACE_RETURN_IF_ERROR(map_.Reset(buffers_.size() * options_.buffer_rows));
@@ -86,7 +88,7 @@ std::uint32_t WriteBack::FindPlace(Key key) const {
   });
 }
 
-void WriteBack::Append(Key key, const std::byte* row) {
+void WriteBack::Append(Key key, const std::byte* row, bool stored) {
   if (filling_ < 0) {
     TERRACE_CHECK(!idle_.empty());
     filling_ = idle_.back();
@@ -102,6 +104,7 @@ void WriteBack::Append(Key key, const std::byte* row) {
                               static_cast<std::uint32_t>(buffer.keys.size());
   std::memcpy(RowIn(buffer, buffer.keys.size()), row, options_.row_bytes);
   buffer.keys.push_back(key);
+  buffer.stored.push_back(stored ? 1 : 0);
   ++unwritten_rows_;
   if (old == EntryMap::kNone) {
     map_.Insert(MixKey(key), place);
@@ -130,10 +133,12 @@ Status WriteBack::WriteRows(Buffer* buffer) {
   std::partial_sum(ends.begin(), ends.end(), ends.begin());
   buffer->shard_keys.resize(keys.size());
   buffer->shard_rows.resize(keys.size());
+  buffer->shard_stored.resize(keys.size());
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const std::size_t place = ends[ShardOfHash(MixKey(keys[i]), shards)]++;
     buffer->shard_keys[place] = keys[i];
     buffer->shard_rows[place] = RowIn(*buffer, i);
+    buffer->shard_stored[place] = buffer->stored[i];
   }
   std::size_t begin = 0;
   for (std::uint32_t shard = 0; shard < shards; ++shard) {
@@ -141,8 +146,13 @@ Status WriteBack::WriteRows(Buffer* buffer) {
     if (count == 0) continue;
     const Status written = stores_[shard]->Write(
         std::span<const Key>(buffer->shard_keys).subspan(begin, count),
-        std::span<const std::byte* const>(buffer->shard_rows).subspan(begin, count));
+        std::span<const std::byte* const>(buffer->shard_rows).subspan(begin, count),
+        std::span<const std::uint8_t>(buffer->shard_stored).subspan(begin, count));
     if (!written.ok()) {
+      // What is tried again goes to the shards before it a second time.
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        if (ShardOfHash(MixKey(keys[i]), shards) < shard) buffer->stored[i] = 1;
+      }
       return written.WithContext("writing evicted rows to shard " + std::to_string(shard));
     }
     begin = ends[shard];
@@ -174,6 +184,7 @@ void WriteBack::WriteOldest() {
     written_rows_ += buffer.keys.size();
     unwritten_rows_ -= buffer.keys.size();
     buffer.keys.clear();
+    buffer.stored.clear();
     idle_.push_back(number);
   } else {
     failure_ = std::move(status);

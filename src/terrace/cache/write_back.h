@@ -55,9 +55,10 @@ class WriteBack {
     void Prefetch(Key key) const TERRACE_NO_THREAD_SAFETY_ANALYSIS {
       write_back_->map_.Prefetch(MixKey(key));
     }
-    // Copies a row; replaces an older version that is not yet being written. REQUIRES: room.
-    void Append(Key key, const std::byte* row) TERRACE_NO_THREAD_SAFETY_ANALYSIS {
-      write_back_->Append(key, row);
+    // Copies a row; replaces an older version that is not yet being written. stored: its store has
+    // the key, or will have it by what was appended before. REQUIRES: room.
+    void Append(Key key, const std::byte* row, bool stored) TERRACE_NO_THREAD_SAFETY_ANALYSIS {
+      write_back_->Append(key, row, stored);
     }
 
    private:
@@ -89,10 +90,12 @@ class WriteBack {
   struct Buffer {
     HugeBuffer rows;
     std::vector<Key> keys;
-    std::uint64_t sequence = 0;  // Of its submission, from 1.
+    std::vector<std::uint8_t> stored;  // (keys) 1: its store has had it before.
+    std::uint64_t sequence = 0;        // Of its submission, from 1.
     // Scratch of the write: the rows by shard.
     std::vector<Key> shard_keys;
     std::vector<const std::byte*> shard_rows;
+    std::vector<std::uint8_t> shard_stored;
   };
 
   WriteBack(const WriteBackOptions& options, std::vector<Store*> stores);
@@ -102,7 +105,7 @@ class WriteBack {
   }
   std::uint32_t FindPlace(Key key) const TERRACE_REQUIRES(mu_);
   std::size_t Room() const TERRACE_REQUIRES(mu_);
-  void Append(Key key, const std::byte* row) TERRACE_REQUIRES(mu_);
+  void Append(Key key, const std::byte* row, bool stored) TERRACE_REQUIRES(mu_);
   void Submit() TERRACE_REQUIRES(mu_);
   // Writes the oldest submitted buffer, mu_ released meanwhile. REQUIRES: there is one, no failure,
   // and nobody writes.

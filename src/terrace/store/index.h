@@ -34,23 +34,29 @@ class RowIndex {
  public:
   virtual ~RowIndex() = default;
 
-  // True: a place that Lookup gives holds that very key. False: it may be another's, and the reader
-  // takes a record of another key for an absent one.
-  virtual bool exact() const = 0;
+  // Whether the index may take one key for the other: a look-up of a key that is not there may give
+  // the place of an alike one, and the record there says so by its key. Of keys that are there each
+  // has its own place.
+  virtual bool Alike(std::uint64_t hash, std::uint64_t other) const = 0;
+  // File slots below it have a place here.
+  virtual std::uint32_t max_slots() const = 0;
 
-  // places[i]: where hashes[i] lies, or kNoPlace.
+  // places[i]: where hashes[i] lies, or kNoPlace; of an absent key perhaps an alike one's place.
   virtual void Lookup(std::span<const std::uint64_t> hashes, Place* places) const = 0;
-  // Makes room for these new hashes: the next Set of them can't fail. kOutOfMemory: nothing
+  // Makes room for these new hashes: the next Insert of them can't fail. kOutOfMemory: nothing
   // changed that a look-up would notice.
   virtual Status Reserve(std::span<const std::uint64_t> new_hashes) = 0;
-  // Sets the place of each hash; previous[i]: what it was, or kNoPlace. REQUIRES: room for what is
-  // new, by Reserve.
-  virtual void Set(std::span<const std::uint64_t> hashes, const Place* places, Place* previous) = 0;
+  // Adds keys. REQUIRES: none of them is there; room, by Reserve.
+  virtual void Insert(std::span<const std::uint64_t> hashes, const Place* places) = 0;
+  // Changes the places of keys; previous[i]: what it was. REQUIRES: each is there.
+  virtual void Replace(std::span<const std::uint64_t> hashes, const Place* places,
+                       Place* previous) = 0;
   // Where the place of hashes[i] still is from[i], makes it to[i] (kNoPlace: removes it).
   // moved[i]: 1 or 0.
   virtual void Move(std::span<const std::uint64_t> hashes, const Place* from, const Place* to,
                     std::uint8_t* moved) = 0;
-  // Removes what is there; previous[i]: where it was, or kNoPlace.
+  // Removes keys; previous[i]: where it was. REQUIRES: each is there, or no alike one is
+  // (previous[i] is then kNoPlace).
   virtual void Erase(std::span<const std::uint64_t> hashes, Place* previous) = 0;
 
   virtual std::uint64_t size() const = 0;   // Keys.

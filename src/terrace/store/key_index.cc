@@ -2,258 +2,416 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
+#include <bit>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "terrace/base/check.h"
-#include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
 
 namespace terrace {
 namespace {
 
-// 52 bits of hash, then the upper 12 bits of the place; the lower 32 bits of the place follow.
-struct Entry {
-  std::uint64_t word;
-  std::uint32_t low_place;
-};
-
-constexpr int kLowHashBits = 52;
-constexpr std::uint64_t kLowHashMask = (std::uint64_t{1} << kLowHashBits) - 1;
-// As many misses in flight as a core keeps.
-constexpr std::size_t kPrefetchAhead = 16;
-constexpr double kMaxLoad = 0.85;
-constexpr double kGrowth = 1.25;
-// Bytes by which the index grows before freed memory goes back to the system.
-constexpr std::uint64_t kLeastBetweenReturns = std::uint64_t{2} << 20;
-
-Entry LoadEntry(const std::byte* at) {
-  Entry entry;
-  std::memcpy(&entry.word, at, 8);
-  std::memcpy(&entry.low_place, at + 8, 4);
-  return entry;
-}
-
-void StoreEntry(std::byte* at, std::uint64_t low_hash, Place place) {
-  const std::uint64_t word = (low_hash << 12) | (place >> 32);
-  const auto low_place = static_cast<std::uint32_t>(place);
-  std::memcpy(at, &word, 8);
-  std::memcpy(at + 8, &low_place, 4);
-}
-
-// No place in use has the upper 12 bits all set (kMaxFileSlots).
-bool IsEmpty(std::uint64_t word) { return (word & 0xfff) == 0xfff; }
-Place PlaceOf(const Entry& entry) { return ((entry.word & 0xfff) << 32) | entry.low_place; }
+// Keys looked up together: their lines are asked for while those of the group before are used.
+constexpr std::size_t kGroup = 64;
+// Lines that a key tries a step of its own apart; then one after another, until one has room.
+constexpr std::uint32_t kHops = 16;
+// Above this share of entries a segment gets more lines; a sixteenth more at a time.
+constexpr double kMaxLoad = 0.95;
+constexpr std::uint64_t kBlocksPerStep = 16;
+// Chunks of the arena: an eighth of what it has, so that a small index stays small.
+constexpr std::uint64_t kLeastChunkBytes = 64 << 10;
 
 }  // namespace
 
-std::uint32_t KeyIndex::HomeOf(std::uint64_t low_hash, std::uint32_t capacity) {
-  return static_cast<std::uint32_t>((static_cast<Uint128>(low_hash) * capacity) >> kLowHashBits);
-}
-
-std::uint32_t KeyIndex::Find(const Segment& segment, std::uint64_t low_hash, bool* found) {
-  *found = false;
-  if (segment.capacity == 0) return 0;
-  std::uint32_t position = HomeOf(low_hash, segment.capacity);
-  const std::uint32_t end = segment.last;
-  const std::byte* at = segment.entries.get() + position * kEntryBytes;
-  for (; position < end; ++position, at += kEntryBytes) {
-    std::uint64_t word;
-    std::memcpy(&word, at, 8);
-    // An empty entry compares as the greatest hash.
-    if ((word >> 12) < low_hash) continue;
-    *found = (word >> 12) == low_hash && !IsEmpty(word);
-    return position;
-  }
-  return position;
-}
-
-template <typename Visit>
-void KeyIndex::ForEachPrefetched(std::span<const std::uint64_t> hashes, Visit visit) const {
-  const auto prefetch = [this](std::uint64_t hash) {
-    const Segment& segment = segments_[hash >> kLowHashBits];
-    if (segment.capacity == 0) return;
-    __builtin_prefetch(segment.entries.get() +
-                       HomeOf(hash & kLowHashMask, segment.capacity) * kEntryBytes);
-  };
-  const std::size_t n = hashes.size();
-  for (std::size_t i = 0; i < std::min(n, kPrefetchAhead); ++i) prefetch(hashes[i]);
-  for (std::size_t i = 0; i < n; ++i) {
-    if (i + kPrefetchAhead < n) prefetch(hashes[i + kPrefetchAhead]);
-    visit(i, hashes[i] >> kLowHashBits, hashes[i] & kLowHashMask);
-  }
-}
-
-void KeyIndex::Lookup(std::span<const std::uint64_t> hashes, Place* places) const {
-  ForEachPrefetched(hashes, [&](std::size_t i, std::size_t s, std::uint64_t low_hash) {
-    const Segment& segment = segments_[s];
-    bool found;
-    const std::uint32_t position = Find(segment, low_hash, &found);
-    places[i] =
-        found ? PlaceOf(LoadEntry(segment.entries.get() + position * kEntryBytes)) : kNoPlace;
-  });
-}
-
-Status KeyIndex::Reserve(std::span<const std::uint64_t> new_hashes) {
-  std::vector<std::uint32_t> added(kSegments, 0);
-  for (std::uint64_t hash : new_hashes) ++added[hash >> kLowHashBits];
-  for (std::size_t s = 0; s < kSegments; ++s) {
-    if (added[s] == 0) continue;
-    Segment* segment = &segments_[s];
-    const std::uint64_t count = std::uint64_t{segment->count} + added[s];
-    if (static_cast<double>(count) <= kMaxLoad * segment->capacity) continue;
-    TERRACE_RETURN_IF_ERROR(Grow(segment, count));
-  }
-  // The holes that grown segments leave in the heap fit no other.
-  if (bytes_ >= returned_bytes_ + std::max(kLeastBetweenReturns, bytes_ / 64)) {
-    ReturnFreedMemory();
-    returned_bytes_ = bytes_;
+template <typename Line>
+Status SegmentedIndex<Line>::BlockArena::Reserve(std::uint64_t blocks) {
+  constexpr std::uint64_t kBlockBytes = kBlockLines * sizeof(Line);
+  while (ready_.size() < blocks) {
+    const std::uint64_t wanted = std::max(bytes_ / 8, (blocks - ready_.size()) * kBlockBytes);
+    TERRACE_ASSIGN_OR_RETURN(
+        HugeBuffer chunk, HugeBuffer::Allocate(std::min(
+                              (wanted / kLeastChunkBytes + 1) * kLeastChunkBytes, kHugePageBytes)));
+    for (std::uint64_t at = chunk.size(); at > 0; at -= kBlockBytes) {
+      ready_.push_back(reinterpret_cast<Line*>(chunk.data() + at - kBlockBytes));
+    }
+    bytes_ += chunk.size();
+    chunks_.push_back(std::move(chunk));
   }
   return OkStatus();
 }
 
-Status KeyIndex::Grow(Segment* segment, std::uint64_t count) {
-  const double wanted = std::max({static_cast<double>(count) / kMaxLoad,
-                                  static_cast<double>(segment->capacity) * kGrowth, 8.0});
-  if (wanted > 4e9) {
-    return InternalError(
-        "the index by key holds at most 3e9 keys in one of its 4096 segments; use "
-        "more shards (ssd.shards)");
+template <typename Line>
+Line* SegmentedIndex<Line>::BlockArena::Take() {
+  TERRACE_CHECK(!ready_.empty());
+  Line* block = ready_.back();
+  ready_.pop_back();
+  return block;
+}
+
+template <typename Line>
+SegmentedIndex<Line>::SegmentedIndex(int row_bits) : row_bits_(Line::kExact ? kRowBits : row_bits) {
+  TERRACE_CHECK(row_bits_ >= 0 && row_bits_ <= kRowBits);
+}
+
+template <typename Line>
+std::uint32_t SegmentedIndex<Line>::max_slots() const {
+  const std::uint64_t slots = std::uint64_t{1} << (Line::kPlaceBits - row_bits_);
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(slots, kMaxFileSlots));
+}
+
+template <typename Line>
+std::uint64_t SegmentedIndex<Line>::Pack(Place place) const {
+  const std::uint64_t row = RowOfPlace(place);
+  TERRACE_DCHECK(SlotOfPlace(place) < max_slots() && row >> row_bits_ == 0);
+  return std::uint64_t{SlotOfPlace(place)} << row_bits_ | row;
+}
+
+template <typename Line>
+Place SegmentedIndex<Line>::Unpack(std::uint64_t packed) const {
+  return MakePlace(static_cast<std::uint32_t>(packed >> row_bits_),
+                   packed & ((std::uint64_t{1} << row_bits_) - 1));
+}
+
+template <typename Line>
+std::uint32_t SegmentedIndex<Line>::HomeOf(std::uint64_t bits, std::uint32_t lines) {
+  return static_cast<std::uint32_t>((static_cast<Uint128>(bits) * lines) >> Line::kHashBits);
+}
+
+template <typename Line>
+std::uint32_t SegmentedIndex<Line>::NextLine(std::uint64_t bits, std::uint32_t number,
+                                             std::uint32_t tried, std::uint32_t lines) {
+  if (lines == 1) return 0;
+  std::uint64_t step = 1;
+  if (tried < kHops) {
+    constexpr std::uint64_t kMask = (std::uint64_t{1} << Line::kHashBits) - 1;
+    step += HomeOf(bits * 0x9e3779b97f4a7c15ULL & kMask, lines - 1);
   }
-  Segment grown;
-  grown.capacity = static_cast<std::uint32_t>(wanted) + 1;
-  // Short in a small table, where it would be most of the memory.
-  std::uint32_t tail = std::min(kMostTailEntries, 4 + grown.capacity / 8);
-  while (true) {
-    const std::size_t bytes = (std::size_t{grown.capacity} + tail) * kEntryBytes;
-    // Not std::make_unique, whose failure is an exception.
-    grown.entries.reset(static_cast<std::byte*>(std::malloc(bytes)));
-    if (!grown.entries) {
+  const std::uint64_t next = number + step;
+  return static_cast<std::uint32_t>(next >= lines ? next - lines : next);
+}
+
+template <typename Line>
+typename SegmentedIndex<Line>::Walk SegmentedIndex<Line>::StartWalk(std::uint64_t hash) const {
+  const Segment* segment = &segments_[SegmentOf(hash)];
+  return {segment, segment->lines == 0 ? 0 : HomeOf(BitsOf(hash), segment->lines), 1, nullptr};
+}
+
+template <typename Line>
+bool SegmentedIndex<Line>::Step(std::uint64_t hash, Walk* walk, Spot* spot) const {
+  if (walk->line == nullptr) return true;  // Of an empty segment.
+  if (const std::uint32_t equal = walk->line->Match(BitsOf(hash)); equal != 0) {
+    *spot = {walk->line, static_cast<std::uint32_t>(std::countr_zero(equal)), nullptr};
+    if (walk->line->state.shared) spot->other = FindOther(hash);
+    return true;
+  }
+  if (walk->line->state.passed == 0) return true;
+  const std::uint32_t lines = walk->segment->lines;
+  if (walk->tried == lines + kHops) return true;  // All of them are full.
+  walk->number = NextLine(BitsOf(hash), walk->number, walk->tried++, lines);
+  walk->line = walk->segment->line(walk->number);
+  return false;
+}
+
+template <typename Line>
+const typename SegmentedIndex<Line>::Other* SegmentedIndex<Line>::FindOther(
+    std::uint64_t hash) const {
+  const auto [first, last] = others_.equal_range(IdentityOf(hash));
+  for (auto it = first; it != last; ++it) {
+    if (it->second.hash == hash) return &it->second;
+  }
+  return nullptr;
+}
+
+template <typename Line>
+typename SegmentedIndex<Line>::Spot SegmentedIndex<Line>::Find(std::uint64_t hash) const {
+  Spot spot;
+  Walk walk = StartWalk(hash);
+  if (walk.segment->lines > 0) walk.line = walk.segment->line(walk.number);
+  while (!Step(hash, &walk, &spot)) {
+  }
+  return spot;
+}
+
+template <typename Line>
+template <typename Visit>
+void SegmentedIndex<Line>::ForEachFound(std::span<const std::uint64_t> hashes, Visit visit) const {
+  if (segments_.empty()) {
+    for (std::size_t i = 0; i < hashes.size(); ++i) visit(i, Spot());
+    return;
+  }
+  std::array<Walk, kGroup> walks[2];
+  const auto group_at = [&](std::size_t begin) {
+    return hashes.subspan(begin, std::min(kGroup, hashes.size() - begin));
+  };
+  // Asks for the places of the home blocks, then for the home lines.
+  const auto start = [&](std::span<const std::uint64_t> group, std::array<Walk, kGroup>* of) {
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      Walk& walk = (*of)[i] = StartWalk(group[i]);
+      if (walk.segment->lines == 0) continue;
+      __builtin_prefetch(&walk.segment->blocks[walk.number / kBlockLines]);
+    }
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      Walk& walk = (*of)[i];
+      if (walk.segment->lines == 0) continue;
+      walk.line = walk.segment->line(walk.number);
+      __builtin_prefetch(walk.line);
+    }
+  };
+  std::array<Spot, kGroup> spots;
+  std::array<std::uint32_t, kGroup> pending;
+  if (!hashes.empty()) start(group_at(0), &walks[0]);
+  for (std::size_t begin = 0, g = 0; begin < hashes.size(); begin += kGroup, g ^= 1) {
+    const auto group = group_at(begin);
+    if (begin + kGroup < hashes.size()) start(group_at(begin + kGroup), &walks[g ^ 1]);
+    // Keys that go on to another line wait for it together.
+    std::size_t count = group.size();
+    for (std::uint32_t i = 0; i < count; ++i) {
+      pending[i] = i;
+      spots[i] = Spot();
+    }
+    while (count > 0) {
+      std::size_t kept = 0;
+      for (std::size_t p = 0; p < count; ++p) {
+        const std::uint32_t i = pending[p];
+        if (Step(group[i], &walks[g][i], &spots[i])) continue;
+        __builtin_prefetch(walks[g][i].line);
+        pending[kept++] = i;
+      }
+      count = kept;
+    }
+    for (std::size_t i = 0; i < group.size(); ++i) visit(begin + i, spots[i]);
+  }
+}
+
+template <typename Line>
+Place SegmentedIndex<Line>::PlaceOf(const Spot& spot) const {
+  if (spot.other != nullptr) return spot.other->place;
+  return spot.present() ? Unpack(spot.line->place(spot.way)) : kNoPlace;
+}
+
+template <typename Line>
+void SegmentedIndex<Line>::SetPlace(std::uint64_t hash, const Spot& spot, Place place) {
+  if (spot.other == nullptr) {
+    spot.line->Set(spot.way, BitsOf(hash), Pack(place));
+    return;
+  }
+  const auto [first, last] = others_.equal_range(IdentityOf(hash));
+  for (auto it = first; it != last; ++it) {
+    if (it->second.hash == hash) it->second.place = place;
+  }
+}
+
+template <typename Line>
+void SegmentedIndex<Line>::Lookup(std::span<const std::uint64_t> hashes, Place* places) const {
+  ForEachFound(hashes, [&](std::size_t i, const Spot& spot) { places[i] = PlaceOf(spot); });
+}
+
+template <typename Line>
+Status SegmentedIndex<Line>::Reserve(std::span<const std::uint64_t> new_hashes) {
+  if (new_hashes.empty()) return OkStatus();
+  segments_.resize(kSegments);
+  std::vector<std::uint32_t> added(kSegments, 0);
+  for (const std::uint64_t hash : new_hashes) ++added[SegmentOf(hash)];
+  const auto lines_for = [&](std::size_t s) {
+    return LinesFor(segments_[s], std::uint64_t{segments_[s].count} + added[s]);
+  };
+  std::uint64_t blocks = 0;
+  for (std::size_t s = 0; s < kSegments; ++s) {
+    if (added[s] > 0) blocks += NewBlocks(segments_[s], lines_for(s));
+  }
+  TERRACE_RETURN_IF_ERROR(arena_.Reserve(blocks));
+  for (std::size_t s = 0; s < kSegments; ++s) {
+    if (added[s] == 0) continue;
+    if (const std::uint64_t lines = lines_for(s); lines > segments_[s].lines) {
+      TERRACE_RETURN_IF_ERROR(Grow(&segments_[s], lines));
+    }
+  }
+  return OkStatus();
+}
+
+template <typename Line>
+std::uint64_t SegmentedIndex<Line>::LinesFor(const Segment& segment, std::uint64_t count) {
+  constexpr double kPerLine = kMaxLoad * Line::kWays;
+  if (static_cast<double>(count) <= kPerLine * segment.lines) return segment.lines;
+  const auto wanted = static_cast<std::uint64_t>(static_cast<double>(count) / kPerLine) + 1;
+  if (wanted <= kBlockLines) return wanted;
+  const std::uint64_t blocks = segment.lines / kBlockLines;
+  return std::max((wanted + kBlockLines - 1) / kBlockLines, blocks + 1 + blocks / kBlocksPerStep) *
+         kBlockLines;
+}
+
+template <typename Line>
+std::uint64_t SegmentedIndex<Line>::NewBlocks(const Segment& segment, std::uint64_t lines) {
+  if (lines <= kBlockLines) return 0;
+  return lines / kBlockLines - (segment.small ? 0 : segment.blocks.size());
+}
+
+template <typename Line>
+Status SegmentedIndex<Line>::Grow(Segment* segment, std::uint64_t lines) {
+  if (lines > std::numeric_limits<std::uint32_t>::max()) {
+    return InternalError(
+        "the index by key holds at most 4e9 lines of keys in one of its 4096 segments; use more "
+        "shards (ssd.shards)");
+  }
+  // Not std::make_unique, whose failure is an exception.
+  std::unique_ptr<Line[], Free> small;
+  if (lines <= kBlockLines) {
+    small.reset(static_cast<Line*>(std::aligned_alloc(alignof(Line), lines * sizeof(Line))));
+    if (!small) {
       return OutOfMemoryError(
           fmt::format("the index of a store asked for {} bytes more; lower memory.budget's other "
                       "users, or use a machine with more memory",
-                      bytes));
+                      lines * sizeof(Line)));
     }
-    std::memset(grown.entries.get(), 0xff, bytes);
-    grown.count = 0;
-    grown.last = 0;
-    bool fits = true;
-    for (std::uint32_t from = 0; from < segment->last; ++from) {
-      const std::byte* at = segment->entries.get() + from * kEntryBytes;
-      const Entry entry = LoadEntry(at);
-      if (IsEmpty(entry.word)) continue;
-      const std::uint32_t position = std::max(HomeOf(entry.word >> 12, grown.capacity), grown.last);
-      // Half of the tail stays free for what comes.
-      fits = position < grown.capacity + tail / 2;
-      if (!fits) break;
-      std::memcpy(grown.entries.get() + position * kEntryBytes, at, kEntryBytes);
-      grown.last = position + 1;
-      ++grown.count;
+  }
+  const auto bytes_of = [](const Segment& counted) {
+    return counted.blocks.capacity() * sizeof(Line*) +
+           (counted.small ? counted.lines * sizeof(Line) : 0);
+  };
+  segment_bytes_ -= bytes_of(*segment);
+  loose_.clear();
+  for (std::uint32_t number = 0; number < segment->lines; ++number) {
+    const Line& line = *segment->line(number);
+    for (std::uint32_t way = 0; way < line.state.count; ++way) {
+      loose_.push_back({line.bits(way), line.place(way), line.state.shared != 0});
     }
-    if (fits) break;
-    tail = tail * 2 + segment->count / 8;  // Only keys chosen to collide come here.
   }
-  grown.tail = tail;
-  bytes_ += (std::uint64_t{grown.capacity} + grown.tail) * kEntryBytes;
-  if (segment->capacity > 0) {
-    bytes_ -= (std::uint64_t{segment->capacity} + segment->tail) * kEntryBytes;
+  if (segment->small || small) segment->blocks.clear();
+  segment->small = std::move(small);
+  if (segment->small) {
+    segment->blocks.push_back(segment->small.get());
+  } else {
+    segment->blocks.reserve(lines / kBlockLines);
+    while (segment->blocks.size() < lines / kBlockLines) segment->blocks.push_back(arena_.Take());
   }
-  *segment = std::move(grown);
+  segment->lines = static_cast<std::uint32_t>(lines);
+  segment_bytes_ += bytes_of(*segment);
+  for (std::size_t b = 0; b < segment->blocks.size(); ++b) {
+    std::memset(static_cast<void*>(segment->blocks[b]), 0,
+                std::min<std::uint64_t>(kBlockLines, lines) * sizeof(Line));
+  }
+  const std::uint64_t top = static_cast<std::uint64_t>(segment - segments_.data())
+                            << Line::kHashBits;
+  for (Loose& entry : loose_) {
+    entry.shared = entry.shared && others_.contains(top | entry.bits);
+    InsertEntry(*segment, entry);
+  }
   return OkStatus();
 }
 
-void KeyIndex::Insert(Segment* segment, std::uint64_t low_hash, Place place) {
-  bool found;
-  std::uint32_t position = Find(*segment, low_hash, &found);
-  TERRACE_DCHECK(!found);
-  if (segment->last == segment->capacity + segment->tail || segment->capacity == 0) {
-    // The tail is full: rare, since Reserve leaves it half empty.
-    const Status grown = Grow(segment, segment->count + 1);
-    TERRACE_CHECK(grown.ok());
-    position = Find(*segment, low_hash, &found);
+template <typename Line>
+void SegmentedIndex<Line>::InsertEntry(const Segment& segment, const Loose& entry) {
+  std::uint32_t number = HomeOf(entry.bits, segment.lines);
+  Line* line = segment.line(number);
+  for (std::uint32_t tried = 1; line->state.count == Line::kWays; ++tried) {
+    if (line->state.passed < kMaxPassed) ++line->state.passed;
+    number = NextLine(entry.bits, number, tried, segment.lines);
+    line = segment.line(number);
   }
-  std::byte* at = segment->entries.get() + position * kEntryBytes;
-  std::uint32_t hole = position;
-  while (hole < segment->last &&
-         !IsEmpty(LoadEntry(segment->entries.get() + hole * kEntryBytes).word)) {
-    ++hole;
-  }
-  std::memmove(at + kEntryBytes, at, (hole - position) * kEntryBytes);
-  StoreEntry(at, low_hash, place);
-  segment->last = std::max(segment->last, hole + 1);
-  ++segment->count;
-  ++size_;
+  line->Set(line->state.count, entry.bits, entry.packed);
+  ++line->state.count;
+  if (entry.shared) line->state.shared = 1;
 }
 
-void KeyIndex::Remove(Segment* segment, std::uint32_t position) {
-  std::byte* base = segment->entries.get();
-  // What follows without a hole and not at its home moves one back.
-  std::uint32_t end = position + 1;
-  while (end < segment->last) {
-    const Entry entry = LoadEntry(base + end * kEntryBytes);
-    if (IsEmpty(entry.word) || HomeOf(entry.word >> 12, segment->capacity) == end) break;
-    ++end;
-  }
-  std::memmove(base + position * kEntryBytes, base + (position + 1) * kEntryBytes,
-               (end - position - 1) * kEntryBytes);
-  std::memset(base + (end - 1) * kEntryBytes, 0xff, kEntryBytes);
-  if (end == segment->last) {
-    while (segment->last > 0 && IsEmpty(LoadEntry(base + (segment->last - 1) * kEntryBytes).word)) {
-      --segment->last;
-    }
-  }
-  --segment->count;
-  --size_;
-}
-
-void KeyIndex::Set(std::span<const std::uint64_t> hashes, const Place* places, Place* previous) {
-  ForEachPrefetched(hashes, [&](std::size_t i, std::size_t s, std::uint64_t low_hash) {
-    Segment* segment = &segments_[s];
-    bool found;
-    const std::uint32_t position = Find(*segment, low_hash, &found);
-    if (!found) {
-      previous[i] = kNoPlace;
-      Insert(segment, low_hash, places[i]);
+template <typename Line>
+void SegmentedIndex<Line>::Insert(std::span<const std::uint64_t> hashes, const Place* places) {
+  ForEachFound(hashes, [&](std::size_t i, Spot spot) {
+    // Another of the batch may be alike, or have taken the room that was found.
+    if (!spot.present()) spot = Find(hashes[i]);
+    ++size_;
+    if (!spot.present()) {
+      Segment* segment = &segments_[SegmentOf(hashes[i])];
+      TERRACE_CHECK(segment->count < std::uint64_t{segment->lines} * Line::kWays);
+      ++segment->count;
+      InsertEntry(*segment, {BitsOf(hashes[i]), Pack(places[i]), false});
       return;
     }
-    std::byte* at = segment->entries.get() + position * kEntryBytes;
-    previous[i] = PlaceOf(LoadEntry(at));
-    StoreEntry(at, low_hash, places[i]);
+    TERRACE_CHECK(!Line::kExact && spot.other == nullptr);
+    spot.line->state.shared = 1;
+    others_.insert({IdentityOf(hashes[i]), {hashes[i], places[i]}});
   });
 }
 
-void KeyIndex::Move(std::span<const std::uint64_t> hashes, const Place* from, const Place* to,
-                    std::uint8_t* moved) {
-  ForEachPrefetched(hashes, [&](std::size_t i, std::size_t s, std::uint64_t low_hash) {
-    Segment* segment = &segments_[s];
-    bool found;
-    const std::uint32_t position = Find(*segment, low_hash, &found);
+template <typename Line>
+void SegmentedIndex<Line>::Replace(std::span<const std::uint64_t> hashes, const Place* places,
+                                   Place* previous) {
+  ForEachFound(hashes, [&](std::size_t i, const Spot& spot) {
+    TERRACE_CHECK(spot.present());
+    previous[i] = PlaceOf(spot);
+    SetPlace(hashes[i], spot, places[i]);
+  });
+}
+
+template <typename Line>
+void SegmentedIndex<Line>::Move(std::span<const std::uint64_t> hashes, const Place* from,
+                                const Place* to, std::uint8_t* moved) {
+  ForEachFound(hashes, [&](std::size_t i, Spot spot) {
+    // A removal before may have brought another entry there.
+    if (spot.present()) spot = Find(hashes[i]);
     moved[i] = 0;
-    if (!found) return;
-    std::byte* at = segment->entries.get() + position * kEntryBytes;
-    if (PlaceOf(LoadEntry(at)) != from[i]) return;
+    if (!spot.present() || PlaceOf(spot) != from[i]) return;
     moved[i] = 1;
     if (to[i] == kNoPlace) {
-      Remove(segment, position);
+      Remove(hashes[i], spot);
     } else {
-      StoreEntry(at, low_hash, to[i]);
+      SetPlace(hashes[i], spot, to[i]);
     }
   });
 }
 
-void KeyIndex::Erase(std::span<const std::uint64_t> hashes, Place* previous) {
-  ForEachPrefetched(hashes, [&](std::size_t i, std::size_t s, std::uint64_t low_hash) {
-    Segment* segment = &segments_[s];
-    bool found;
-    const std::uint32_t position = Find(*segment, low_hash, &found);
-    previous[i] = kNoPlace;
-    if (!found) return;
-    previous[i] = PlaceOf(LoadEntry(segment->entries.get() + position * kEntryBytes));
-    Remove(segment, position);
+template <typename Line>
+void SegmentedIndex<Line>::Erase(std::span<const std::uint64_t> hashes, Place* previous) {
+  ForEachFound(hashes, [&](std::size_t i, Spot spot) {
+    if (spot.present()) spot = Find(hashes[i]);  // As in Move.
+    previous[i] = PlaceOf(spot);
+    if (spot.present()) Remove(hashes[i], spot);
   });
 }
+
+template <typename Line>
+void SegmentedIndex<Line>::Remove(std::uint64_t hash, const Spot& spot) {
+  Segment* segment = &segments_[SegmentOf(hash)];
+  --size_;
+  const auto [first, last] = others_.equal_range(IdentityOf(hash));
+  if (spot.other != nullptr) {
+    for (auto it = first; it != last; ++it) {
+      if (it->second.hash != hash) continue;
+      others_.erase(it);
+      return;
+    }
+  }
+  if (spot.line->state.shared && first != last) {
+    // The entry is another's now.
+    spot.line->Set(spot.way, BitsOf(hash), Pack(first->second.place));
+    others_.erase(first);
+    return;
+  }
+  std::uint32_t number = HomeOf(BitsOf(hash), segment->lines);
+  for (std::uint32_t tried = 1; segment->line(number) != spot.line; ++tried) {
+    LineState& state = segment->line(number)->state;
+    if (state.passed < kMaxPassed) --state.passed;
+    number = NextLine(BitsOf(hash), number, tried, segment->lines);
+  }
+  const std::uint32_t end = spot.line->state.count - 1u;
+  spot.line->Set(spot.way, spot.line->bits(end), spot.line->place(end));
+  --spot.line->state.count;
+  --segment->count;
+}
+
+template <typename Line>
+std::uint64_t SegmentedIndex<Line>::bytes() const {
+  // A node of the map holds its link as well.
+  constexpr std::uint64_t kNodeBytes = sizeof(std::pair<std::uint64_t, Other>) + 2 * sizeof(void*);
+  return segments_.size() * sizeof(Segment) + segment_bytes_ + arena_.bytes() +
+         loose_.capacity() * sizeof(Loose) + others_.size() * kNodeBytes +
+         others_.bucket_count() * sizeof(void*);
+}
+
+template class SegmentedIndex<TaggedLine>;
+template class SegmentedIndex<ExactLine>;
 
 }  // namespace terrace

@@ -1,68 +1,235 @@
-// KeyIndex: the exact index, 12 bytes an entry. 4096 segments by the top bits of the hash, each a
-// table of its own that grows by itself, so that growth neither pauses a batch nor doubles memory.
-// Inside a segment the entries stand in the order of their hashes, each at or after its home
-// position (linear probing kept sorted): a look-up of an absent key ends as early as that of a
-// present one, and growing is one sequential copy.
+// The indexes by key. KeyIndex takes less than 8 bytes a key: an entry holds 24 bits of the hash
+// and 32 of the place, and the record on disk decides whether it is the key's. ExactIndex takes 14
+// and is never wrong. Both are 4096 segments by the top bits of the hash, each a table of cache
+// lines of its own (double hashing from line to line) that grows by a few lines at a time, so that
+// growth neither pauses a batch nor doubles memory; what segments grow by is never given back.
+//
+// Keys that an entry can't tell apart, because the 36 bits of segment and entry are equal: the
+// first has the entry, the others lie in a map by their whole hash, and the entry's line says that
+// there are some.
 #pragma once
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
+#include "terrace/base/memory.h"
 #include "terrace/base/status.h"
 #include "terrace/store/index.h"
 
 namespace terrace {
 
-class KeyIndex final : public RowIndex {
- public:
-  KeyIndex() : segments_(kSegments) {}
+// What a line says beside its entries.
+struct LineState {
+  std::uint8_t count : 4;   // Entries, the first ones of the line.
+  std::uint8_t shared : 1;  // One of them has its bits in common with other keys.
+  std::uint8_t passed : 3;  // Keys that found it full on their way; sticks at its top.
+};
 
-  bool exact() const override { return true; }
+// Nine entries of 24 bits of the hash and 32 of the place.
+struct alignas(64) TaggedLine {
+  static constexpr bool kExact = false;
+  static constexpr int kHashBits = 24;
+  static constexpr int kPlaceBits = 32;
+  static constexpr std::uint32_t kWays = 9;
+
+  // One bit for each entry that has these bits of the hash.
+  std::uint32_t Match(std::uint64_t bits) const {
+    std::uint32_t equal = 0;
+#if defined(__SSE2__)
+    const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(low));
+    const __m128i wanted = _mm_set1_epi16(static_cast<short>(bits));
+    // Eight masks of 16 bits to bytes, to bits.
+    equal = static_cast<std::uint32_t>(
+        _mm_movemask_epi8(_mm_packs_epi16(_mm_cmpeq_epi16(first, wanted), _mm_setzero_si128())));
+    equal |= static_cast<std::uint32_t>(low[8] == static_cast<std::uint16_t>(bits)) << 8;
+#else
+    for (std::uint32_t way = 0; way < kWays; ++way) {
+      equal |= static_cast<std::uint32_t>(low[way] == static_cast<std::uint16_t>(bits)) << way;
+    }
+#endif
+    equal &= (1u << state.count) - 1;
+    for (std::uint32_t rest = equal; rest != 0; rest &= rest - 1) {
+      const auto way = static_cast<std::uint32_t>(__builtin_ctz(rest));
+      if (high[way] != static_cast<std::uint8_t>(bits >> 16)) equal &= ~(1u << way);
+    }
+    return equal;
+  }
+  std::uint64_t bits(std::uint32_t way) const { return std::uint64_t{high[way]} << 16 | low[way]; }
+  std::uint64_t place(std::uint32_t way) const { return places[way]; }
+  void Set(std::uint32_t way, std::uint64_t bits, std::uint64_t place) {
+    places[way] = static_cast<std::uint32_t>(place);
+    low[way] = static_cast<std::uint16_t>(bits);
+    high[way] = static_cast<std::uint8_t>(bits >> 16);
+  }
+
+  std::uint32_t places[kWays];
+  std::uint16_t low[kWays];
+  std::uint8_t high[kWays];
+  LineState state;
+};
+static_assert(sizeof(TaggedLine) == 64);
+
+// Five entries of all other bits of the hash, and of the whole place.
+struct alignas(64) ExactLine {
+  static constexpr bool kExact = true;
+  static constexpr int kHashBits = 52;
+  static constexpr int kPlaceBits = terrace::kPlaceBits;
+  static constexpr std::uint32_t kWays = 5;
+
+  std::uint32_t Match(std::uint64_t bits) const {
+    std::uint32_t equal = 0;
+    for (std::uint32_t way = 0; way < kWays; ++way) {
+      equal |= static_cast<std::uint32_t>(words[way] >> 12 == bits) << way;
+    }
+    return equal & ((1u << state.count) - 1);
+  }
+  std::uint64_t bits(std::uint32_t way) const { return words[way] >> 12; }
+  std::uint64_t place(std::uint32_t way) const {
+    return (words[way] & 0xfff) << 32 | low_places[way];
+  }
+  void Set(std::uint32_t way, std::uint64_t bits, std::uint64_t place) {
+    words[way] = bits << 12 | place >> 32;
+    low_places[way] = static_cast<std::uint32_t>(place);
+  }
+
+  std::uint64_t words[kWays];
+  std::uint32_t low_places[kWays];
+  LineState state;
+};
+static_assert(sizeof(ExactLine) == 64);
+
+template <typename Line>
+class SegmentedIndex final : public RowIndex {
+ public:
+  // Rows of a file have numbers below 2^row_bits; the fewer, the more files have places.
+  explicit SegmentedIndex(int row_bits = kRowBits);
+
+  bool Alike(std::uint64_t hash, std::uint64_t other) const override {
+    return IdentityOf(hash) == IdentityOf(other);
+  }
+  std::uint32_t max_slots() const override;
   void Lookup(std::span<const std::uint64_t> hashes, Place* places) const override;
   Status Reserve(std::span<const std::uint64_t> new_hashes) override;
-  void Set(std::span<const std::uint64_t> hashes, const Place* places, Place* previous) override;
+  void Insert(std::span<const std::uint64_t> hashes, const Place* places) override;
+  void Replace(std::span<const std::uint64_t> hashes, const Place* places,
+               Place* previous) override;
   void Move(std::span<const std::uint64_t> hashes, const Place* from, const Place* to,
             std::uint8_t* moved) override;
   void Erase(std::span<const std::uint64_t> hashes, Place* previous) override;
   std::uint64_t size() const override { return size_; }
-  std::uint64_t bytes() const override { return bytes_ + kSegments * sizeof(Segment); }
+  std::uint64_t bytes() const override;
 
  private:
   static constexpr int kSegmentBits = 12;
   static constexpr std::size_t kSegments = std::size_t{1} << kSegmentBits;
-  static constexpr std::size_t kEntryBytes = 12;
-  // Entries after the last home, so that what is displaced there needs no wrap-around.
-  static constexpr std::uint32_t kMostTailEntries = 32;
+  static constexpr std::uint32_t kBlockLines = 8;
+  static constexpr std::uint64_t kMaxPassed = 7;
 
+  // Blocks for segments that have outgrown malloc.
+  class BlockArena {
+   public:
+    // Makes `blocks` blocks ready. kOutOfMemory.
+    Status Reserve(std::uint64_t blocks);
+    Line* Take();  // REQUIRES: Reserve has made it ready.
+    std::uint64_t bytes() const { return bytes_; }
+
+   private:
+    std::vector<HugeBuffer> chunks_;
+    std::vector<Line*> ready_;
+    std::uint64_t bytes_ = 0;
+  };
   struct Free {
-    void operator()(std::byte* memory) const { std::free(memory); }
+    void operator()(Line* lines) const { std::free(lines); }
   };
   struct Segment {
-    std::unique_ptr<std::byte[], Free> entries;  // (capacity + tail) of kEntryBytes
-    std::uint32_t capacity = 0;                  // Home positions.
-    std::uint32_t tail = 0;
+    std::vector<Line*> blocks;            // Of kBlockLines lines; or one, of malloc, of fewer.
+    std::unique_ptr<Line[], Free> small;  // That one.
+    std::uint32_t lines = 0;
     std::uint32_t count = 0;
-    std::uint32_t last = 0;  // One past the last entry in use.
+    Line* line(std::uint32_t number) const {
+      return blocks[number / kBlockLines] + number % kBlockLines;
+    }
+  };
+  // A key that an entry can't tell from that of another.
+  struct Other {
+    std::uint64_t hash;
+    Place place;
+  };
+  // Where a key is: in an entry (perhaps an alike one's), or among the others.
+  struct Spot {
+    Line* line = nullptr;
+    std::uint32_t way = 0;
+    const Other* other = nullptr;
+    bool present() const { return line != nullptr; }
+  };
+  // An entry out of its segment.
+  struct Loose {
+    std::uint64_t bits;
+    std::uint64_t packed;
+    bool shared;
   };
 
-  static std::uint32_t HomeOf(std::uint64_t low_hash, std::uint32_t capacity);
-  // The position of the entry, or where it would be inserted; `found` says which.
-  static std::uint32_t Find(const Segment& segment, std::uint64_t low_hash, bool* found);
-  void Insert(Segment* segment, std::uint64_t low_hash, Place place);
-  void Remove(Segment* segment, std::uint32_t position);
-  // Grows to hold `count` entries and copies.
-  Status Grow(Segment* segment, std::uint64_t count);
-  template <typename Visit>
-  void ForEachPrefetched(std::span<const std::uint64_t> hashes, Visit visit) const;
+  static std::uint64_t IdentityOf(std::uint64_t hash) {
+    return hash >> (64 - kSegmentBits - Line::kHashBits);
+  }
+  static std::uint64_t SegmentOf(std::uint64_t hash) { return hash >> (64 - kSegmentBits); }
+  static std::uint64_t BitsOf(std::uint64_t hash) {
+    return hash << kSegmentBits >> (64 - Line::kHashBits);
+  }
+  static std::uint32_t HomeOf(std::uint64_t bits, std::uint32_t lines);
+  std::uint64_t Pack(Place place) const;
+  Place Unpack(std::uint64_t packed) const;
 
-  std::vector<Segment> segments_;
+  // The line after `number`, for a key that has tried so many.
+  static std::uint32_t NextLine(std::uint64_t bits, std::uint32_t number, std::uint32_t tried,
+                                std::uint32_t lines);
+  // From the home line on, until a line has such an entry or says that nothing went past it.
+  struct Walk {
+    const Segment* segment = nullptr;
+    std::uint32_t number = 0;  // Of the line.
+    std::uint32_t tried = 0;   // Lines, this one included.
+    Line* line = nullptr;      // Null: the segment is empty.
+  };
+  Walk StartWalk(std::uint64_t hash) const;
+  // Looks into one line; false: there is a next one.
+  bool Step(std::uint64_t hash, Walk* walk, Spot* spot) const;
+  const Other* FindOther(std::uint64_t hash) const;
+  Spot Find(std::uint64_t hash) const;
+  // Calls visit(i, spot) for each hash, with the misses of many of them in flight.
+  template <typename Visit>
+  void ForEachFound(std::span<const std::uint64_t> hashes, Visit visit) const;
+  Place PlaceOf(const Spot& spot) const;
+  void SetPlace(std::uint64_t hash, const Spot& spot, Place place);
+  void Remove(std::uint64_t hash, const Spot& spot);
+  // REQUIRES: a line has room.
+  static void InsertEntry(const Segment& segment, const Loose& entry);
+  // Lines of a segment that is to hold `count` entries.
+  static std::uint64_t LinesFor(const Segment& segment, std::uint64_t count);
+  // Blocks of the arena that Grow takes.
+  static std::uint64_t NewBlocks(const Segment& segment, std::uint64_t lines);
+  Status Grow(Segment* segment, std::uint64_t lines);
+
+  const int row_bits_;
+  std::vector<Segment> segments_;  // None in an index that never had a key.
+  BlockArena arena_;
+  std::vector<Loose> loose_;                              // The entries of a segment that grows.
+  std::unordered_multimap<std::uint64_t, Other> others_;  // By IdentityOf.
   std::uint64_t size_ = 0;
-  std::uint64_t bytes_ = 0;
-  std::uint64_t returned_bytes_ = 0;  // bytes_ when freed memory was last given back.
+  std::uint64_t segment_bytes_ = 0;  // Lists of blocks, and blocks of malloc.
 };
+
+using KeyIndex = SegmentedIndex<TaggedLine>;
+using ExactIndex = SegmentedIndex<ExactLine>;
+extern template class SegmentedIndex<TaggedLine>;
+extern template class SegmentedIndex<ExactLine>;
 
 }  // namespace terrace

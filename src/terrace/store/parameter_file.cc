@@ -131,18 +131,12 @@ std::uint64_t RecordCheck(const std::byte* record, std::uint32_t record_bytes, s
 }
 
 Status CheckRecord(const std::byte* record, const RecordLayout& layout, std::uint64_t seed,
-                   const std::string& path, std::uint64_t offset, const Key* expected) {
-  const RecordHead head = HeadOf(record);
-  if (head.check != RecordCheck(record, layout.record_bytes, seed)) [[unlikely]] {
-    return CorruptionError(fmt::format("{}: the record at offset {}{} fails its check", path,
-                                       offset,
-                                       expected ? fmt::format(" (key {:#x})", *expected) : ""));
+                   const std::string& path, std::uint64_t offset, const Key* wanted) {
+  if (HeadOf(record).check == RecordCheck(record, layout.record_bytes, seed)) [[likely]] {
+    return OkStatus();
   }
-  if (expected != nullptr && head.key != *expected) [[unlikely]] {
-    return CorruptionError(fmt::format("{}: the record at offset {} is of key {:#x}, not {:#x}",
-                                       path, offset, head.key, *expected));
-  }
-  return OkStatus();
+  return CorruptionError(fmt::format("{}: the record at offset {}{} fails its check", path, offset,
+                                     wanted ? fmt::format(" (key {:#x})", *wanted) : ""));
 }
 
 struct RunningChecksum::State {

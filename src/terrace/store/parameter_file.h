@@ -93,9 +93,10 @@ inline RecordHead HeadOf(const std::byte* record) {
   __builtin_memcpy(&head, record, sizeof head);
   return head;
 }
-// OK, or kCorruption naming file, offset and key. `expected`: the key that must stand there.
+// OK, or kCorruption naming file, offset and, if given, the key that is wanted of it. Of which key
+// the record is, its head says.
 Status CheckRecord(const std::byte* record, const RecordLayout& layout, std::uint64_t seed,
-                   const std::string& path, std::uint64_t offset, const Key* expected);
+                   const std::string& path, std::uint64_t offset, const Key* wanted);
 
 // Streaming XXH3-64.
 class RunningChecksum {

@@ -75,6 +75,7 @@ struct StoreStats {
                 write_bytes = 0;  // Since open, of this process; compaction included.
   std::uint64_t read_requests = 0;
   std::uint64_t rows_read = 0, rows_written = 0, rows_compacted = 0;
+  std::uint64_t mistaken_reads = 0;  // Records that the index took for an absent key's.
   std::uint64_t compactions = 0;
   double read_seconds = 0, write_seconds = 0, compaction_seconds = 0;
   std::uint64_t live_rows = 0, live_bytes = 0;  // Newest rows, as records on disk.
@@ -132,8 +133,12 @@ class Store {
   // Read sees them; they are durable after Commit. On error no key changed, and after a failed
   // write or sync the store is poisoned: Write, Erase and Commit fail until it is reopened. Blocks:
   // on writes, on the quota's back-pressure (compaction, old manifests). rows[i]: row_bytes().
-  virtual Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows) = 0;
-  // Writes deletion records.
+  // stored[i]: 1 when Read has found the key or a Write has written it, and no Erase since; 0 when
+  // it is most likely new. Empty: unknown. What is not known to be there costs a read for each key
+  // that the index takes for another one.
+  virtual Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows,
+                       std::span<const std::uint8_t> stored) = 0;
+  // Writes deletion records of the keys that are there, each of which costs a read.
   virtual Status Erase(std::span<const Key> keys) = 0;
 
   // Makes all that was written durable and publishes manifest `id` (greater than all before). The

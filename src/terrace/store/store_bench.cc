@@ -214,7 +214,7 @@ Status Bench::Load() {
     }
     const double start = clock->MonotonicSeconds();
     const double cpu_before = ThreadCpuSeconds();
-    TERRACE_RETURN_IF_ERROR(store_->Write(keys_, sources_));
+    TERRACE_RETURN_IF_ERROR(store_->Write(keys_, sources_, std::vector<std::uint8_t>(n, 0)));
     cpu += ThreadCpuSeconds() - cpu_before;
     seconds += clock->MonotonicSeconds() - start;
   }
@@ -290,6 +290,7 @@ Status Bench::Update() {
   std::uint64_t written = 0, generation = 1;
   const double begin = clock->MonotonicSeconds();
   double making = 0, cpu = 0;
+  const std::vector<std::uint8_t> stored(batch, 1);
   do {
     const double made = clock->MonotonicSeconds();
     ++generation;
@@ -300,7 +301,7 @@ Status Bench::Update() {
     const double start = clock->MonotonicSeconds();
     making += start - made;
     const double cpu_before = ThreadCpuSeconds();
-    TERRACE_RETURN_IF_ERROR(store_->Write(keys_, sources_));
+    TERRACE_RETURN_IF_ERROR(store_->Write(keys_, sources_, stored));
     cpu += ThreadCpuSeconds() - cpu_before;
     const double one = clock->MonotonicSeconds() - start;
     writing += one;

@@ -45,6 +45,7 @@ struct StoreImpl::Compaction {
   std::vector<FilePtr> inputs;  // By id.
   std::uint64_t input_rows = 0;
   std::uint64_t space = 0;  // Reserved for outputs.
+  std::uint64_t files = 0;  // Outputs at most.
   std::vector<MergeSource> sources;
   // Hashes of the newest deletions among the inputs of which an older version is in some other
   // file, sorted; the other deletions end here.
@@ -114,8 +115,8 @@ void StoreImpl::PickInputs(bool freeing_only, Compaction* round) {
   std::sort(round->inputs.begin(), round->inputs.end(),
             [](const FilePtr& a, const FilePtr& b) { return a->info.id < b->info.id; });
   if (newest_rows > 0) {
-    const std::uint64_t files = (newest_rows + rows_per_file_ - 1) / rows_per_file_;
-    for (std::uint64_t f = 0; f < files; ++f) {
+    round->files = (newest_rows + rows_per_file_ - 1) / rows_per_file_;
+    for (std::uint64_t f = 0; f < round->files; ++f) {
       round->space += layout_.FileBytes(std::min(rows_per_file_, newest_rows - f * rows_per_file_));
     }
   }
@@ -171,13 +172,18 @@ Status StoreImpl::CompactRound(bool freeing_only, bool* compacted) {
     if (round.inputs.empty()) return OkStatus();
   }
   bool frees = true;
+  bool has_slots = true;
   {
     MutexLock lock(&mu_);
     for (const FilePtr& file : round.inputs) frees &= file->named_by == 0;
+    has_slots = used_slots() + round.files <= index_->max_slots();
   }
   // What frees no space at once must leave the last checkpoint its share.
-  Status status = TakeSpace(round.space, frees ? 0 : keep_free_.load(std::memory_order_relaxed));
-  if (!status.ok()) {
+  Status status;
+  if (has_slots) {
+    status = TakeSpace(round.space, frees ? 0 : keep_free_.load(std::memory_order_relaxed));
+  }
+  if (!has_slots || !status.ok()) {
     ReleaseInputs(&round);
     MutexLock lock(&mu_);
     compaction_blocked_ = true;  // Not a failure: the next removal of a file makes room.

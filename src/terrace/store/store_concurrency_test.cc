@@ -250,7 +250,7 @@ TEST(StoreThreads, AllVerbsSideBySide) {
         keys.push_back(key);
         rows.push_back(&bytes[key * kRowBytes]);
       }
-      check(store->Write(keys, rows));
+      check(store->Write(keys, rows, {}));
       for (Key key : keys) published[key].store(generation);
     }
     stop.store(true);

@@ -19,6 +19,7 @@
 #include "terrace/base/mutex.h"
 #include "terrace/base/thread.h"
 #include "terrace/store/index.h"
+#include "terrace/store/key_index.h"
 #include "terrace/store/manifest.h"
 #include "terrace/store/parameter_file.h"
 #include "terrace/store/store.h"
@@ -60,7 +61,8 @@ class StoreImpl final : public Store {
 
   Status Read(std::span<const Key> keys, std::span<std::byte* const> rows,
               std::span<std::uint8_t> found, const std::atomic<bool>* stop) override;
-  Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows) override;
+  Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows,
+               std::span<const std::uint8_t> stored) override;
   Status Erase(std::span<const Key> keys) override;
   Result<ManifestReference> Commit(std::uint64_t id) override;
   Status Drop(std::uint64_t id) override;
@@ -79,8 +81,13 @@ class StoreImpl final : public Store {
   struct IndexBatch;  // Of a recovery.
   struct Range;       // Of a read plan.
   struct ReadPart;
-  struct ReadPlan;     // One slice of a batch.
-  struct SortedKey;    // Of a write.
+  struct ReadPlan;  // One slice of a batch.
+  // Of a write.
+  struct SortedKey {
+    std::uint64_t hash;
+    std::uint32_t index;  // In the caller's batch.
+    bool stored;
+  };
   struct MergeSource;  // One input of a compaction.
   struct Moved;        // One of its rows.
   struct Compaction;   // One round.
@@ -97,7 +104,12 @@ class StoreImpl final : public Store {
   // Space on disk: of the quota and of disk_bytes.
   Status TakeSpace(std::uint64_t bytes, std::uint64_t keep_free);
   void GiveSpace(std::uint64_t bytes);
+  // Makes the indexes for files of up to so many rows.
+  void MakeIndexes(std::uint64_t most_rows) TERRACE_EXCLUDES(mu_);
   std::uint32_t TakeSlot() TERRACE_REQUIRES(mu_);
+  std::uint64_t used_slots() const TERRACE_REQUIRES(mu_) {
+    return slots_.size() - free_slots_.size();
+  }
   void Register(const FilePtr& file, bool live) TERRACE_REQUIRES(mu_);
   void Retire(StoredFile* file) TERRACE_REQUIRES(mu_);
   // One more record of the file at `place` is stale; retires a live file without newest records.
@@ -128,6 +140,9 @@ class StoreImpl final : public Store {
   // Plans requests for the wanted rows from `next` on, as many as fit; returns the first that does
   // not.
   std::size_t FillPart(const ReadPlan& plan, std::size_t next, ReadPart* part) const;
+  // A record of another key than the one wanted: fine if the index can't tell them apart.
+  Status CheckMistaken(const std::byte* record, Key wanted, const std::string& path,
+                       std::uint64_t offset) TERRACE_EXCLUDES(mu_);
   // Checks and hands out the rows of a part that was read.
   Status TakePart(const ReadPlan& plan, const ReadPart& part) TERRACE_REQUIRES(read_mu_);
 
@@ -137,18 +152,32 @@ class StoreImpl final : public Store {
       TERRACE_REQUIRES(commit_mu_) TERRACE_EXCLUDES(mu_);
 
   // --- store_write.cc
-  Status WriteRecords(std::span<const Key> keys, std::span<const std::byte* const> rows)
-      TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
+  static std::vector<SortedKey> SortKeys(std::span<const Key> keys,
+                                         std::span<const std::uint8_t> stored);
+  Status WriteRecords(std::span<const Key> keys, std::span<const std::byte* const> rows,
+                      std::span<const std::uint8_t> stored) TERRACE_REQUIRES(write_mu_)
+      TERRACE_EXCLUDES(mu_);
   Status WriteFiles(std::span<const SortedKey> order, std::span<const Key> keys,
                     std::span<const std::byte* const> rows, std::uint64_t version,
                     std::vector<FilePtr>* files) TERRACE_REQUIRES(write_mu_);
-  Status ReserveUnderPressure(std::uint64_t bytes) TERRACE_REQUIRES(write_mu_);
+  // Of the quota and of the index's file slots.
+  Status ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files) TERRACE_REQUIRES(write_mu_)
+      TERRACE_EXCLUDES(mu_);
+  Status CheckSlots(std::uint64_t files) const TERRACE_EXCLUDES(mu_);
+  // Finds out which keys are there; what is marked as stored is believed if the index agrees.
+  Status FindStored(std::span<SortedKey> order, std::span<const Key> keys)
+      TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
+  struct Candidate;  // A key that is there if a record says so.
+  Status ReadCandidates(std::span<SortedKey> order, std::span<const Candidate> candidates)
+      TERRACE_EXCLUDES(mu_);
   // Makes room in the index for what a write adds, before the write takes effect.
   Status ReserveIndex(std::span<const SortedKey> order, bool deletion) TERRACE_EXCLUDES(mu_);
   void Publish(std::span<const SortedKey> order, const std::vector<FilePtr>& files, bool deletion)
       TERRACE_EXCLUDES(mu_);
-  void PublishChunk(std::span<const std::uint64_t> hashes, std::span<const Place> places,
-                    bool deletion) TERRACE_REQUIRES(mu_);
+  void PublishRows(std::span<const SortedKey> chunk, std::span<const Place> places)
+      TERRACE_REQUIRES(mu_);
+  void PublishDeletions(std::span<const SortedKey> chunk, std::span<const Place> places)
+      TERRACE_REQUIRES(mu_);
   FilePtr NewFile(std::unique_ptr<File> file, const ParameterFileInfo& info) const;
 
   // --- store_compact.cc
@@ -190,7 +219,6 @@ class StoreImpl final : public Store {
   DiskQuota* const quota_;  // Null for a reader.
   const StoreOptions options_;
   const RecordLayout layout_;
-  bool index_exact_ = true;
   std::uint64_t rows_per_file_ = 0;
   std::uint64_t compact_input_bytes_ = 0;  // Of the compaction's buffer; the rest is for writing.
 
@@ -209,7 +237,7 @@ class StoreImpl final : public Store {
   mutable Mutex mu_;
   CondVar compaction_wanted_;
   std::unique_ptr<RowIndex> index_ TERRACE_GUARDED_BY(mu_);
-  std::unique_ptr<RowIndex> deletions_ TERRACE_GUARDED_BY(mu_);  // Newest deletion records.
+  std::unique_ptr<ExactIndex> deletions_ TERRACE_GUARDED_BY(mu_);  // Newest deletion records.
   std::vector<FilePtr> slots_ TERRACE_GUARDED_BY(mu_);
   std::vector<std::uint32_t> free_slots_ TERRACE_GUARDED_BY(mu_);
   std::vector<FilePtr> retired_ TERRACE_GUARDED_BY(mu_);  // Not live; on disk still.
@@ -229,11 +257,17 @@ class StoreImpl final : public Store {
   std::atomic<std::uint64_t> disk_bytes_{0};
   std::atomic<std::uint64_t> read_bytes_{0}, write_bytes_{0}, read_requests_{0};
   std::atomic<std::uint64_t> rows_read_{0}, rows_written_{0}, rows_compacted_{0}, compactions_{0};
+  std::atomic<std::uint64_t> mistaken_reads_{0};
   std::atomic<std::int64_t> read_nanos_{0}, write_nanos_{0}, compaction_nanos_{0};
 };
 
 // The read buffer's parts, which the disk and the reader take in turn.
 inline constexpr std::size_t kReadParts = 8;
+// File slots that writes leave to compaction, whose outputs are few and make room.
+inline constexpr std::uint64_t kSlotsForCompaction = 8;
+// Index entries changed or looked up under one hold of the lock, so that others wait for a fraction
+// of a millisecond.
+inline constexpr std::size_t kIndexBatch = 4096;
 // Rows of a batch lie anywhere in memory; beyond so many bytes the processor sees the pattern of a
 // row itself.
 inline constexpr std::size_t kPrefetchRows = 8;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <set>
 #include <unordered_map>
@@ -8,7 +9,6 @@
 
 #include "terrace/base/check.h"
 #include "terrace/base/sync_point.h"
-#include "terrace/store/key_index.h"
 #include "terrace/store/merge.h"
 #include "terrace/store/store_impl.h"
 
@@ -19,7 +19,6 @@ constexpr std::string_view kFilePrefix = "rows-";
 constexpr std::string_view kManifestPrefix = "manifest-";
 // Of the buffers with which the key sections are merged, all together; at least two blocks a file.
 constexpr std::uint64_t kRecoveryBytes = std::uint64_t{16} << 20;
-constexpr std::size_t kIndexBatch = 4096;
 constexpr std::uint32_t kNoFile = ~std::uint32_t{0};
 
 bool IsOurs(const std::string& name) {
@@ -89,9 +88,13 @@ StoreImpl::StoreImpl(FileSystem* fs, Clock* clock, DiskQuota* quota, const Store
   const std::uint64_t wanted =
       options.file_bytes / (std::uint64_t{layout_.record_bytes} + kKeyEntryBytes);
   rows_per_file_ = std::clamp<std::uint64_t>(wanted, 1, kMaxRowsPerFile);
-  index_ = std::make_unique<KeyIndex>();
-  deletions_ = std::make_unique<KeyIndex>();
-  index_exact_ = index_->exact();
+  MakeIndexes(rows_per_file_);
+}
+
+void StoreImpl::MakeIndexes(std::uint64_t most_rows) {
+  MutexLock lock(&mu_);
+  index_ = std::make_unique<KeyIndex>(std::bit_width(most_rows - 1));
+  deletions_ = std::make_unique<ExactIndex>();
 }
 
 StoreImpl::~StoreImpl() {
@@ -181,7 +184,7 @@ std::uint32_t StoreImpl::TakeSlot() {
     free_slots_.pop_back();
     return slot;
   }
-  TERRACE_CHECK(slots_.size() < kMaxFileSlots);  // 16 million files: beyond any disk's directory.
+  TERRACE_CHECK(slots_.size() < index_->max_slots());  // By CheckSlots.
   slots_.push_back(nullptr);
   return static_cast<std::uint32_t>(slots_.size() - 1);
 }
@@ -296,14 +299,13 @@ Result<FilePtr> StoreImpl::OpenFile(const Manifest::File& named) {
 struct StoreImpl::IndexBatch {
   std::vector<std::uint64_t> hashes[2];  // Of rows, of deletions.
   std::vector<Place> places[2];
-  std::vector<Place> previous = std::vector<Place>(kIndexBatch);
 };
 
 Status StoreImpl::FlushIndexBatch(IndexBatch* batch, int kind) {
   MutexLock lock(&mu_);
   RowIndex* index = kind == 0 ? index_.get() : deletions_.get();
   TERRACE_RETURN_IF_ERROR(index->Reserve(batch->hashes[kind]));
-  index->Set(batch->hashes[kind], batch->places[kind].data(), batch->previous.data());
+  index->Insert(batch->hashes[kind], batch->places[kind].data());
   batch->hashes[kind].clear();
   batch->places[kind].clear();
   return OkStatus();
@@ -466,8 +468,17 @@ Status StoreImpl::Recover(const ManifestReference& reference,
     named.files.push_back(file.get());
     files.push_back(std::move(file));
   }
+  std::uint64_t most_rows = rows_per_file_;
+  for (const FilePtr& file : files) most_rows = std::max(most_rows, file->info.rows);
+  MakeIndexes(most_rows);
   {
     MutexLock lock(&mu_);
+    if (files.size() + kSlotsForCompaction > index_->max_slots()) {
+      return InvalidArgumentError(
+          fmt::format("{} holds {} parameter files, and with files of up to {} rows its index has "
+                      "places for {}: lower ssd.file_size",
+                      options_.directory, files.size(), most_rows, index_->max_slots()));
+    }
     for (const FilePtr& file : files) {
       Register(file, /*live=*/true);
       file->named_by = 1;
@@ -510,6 +521,7 @@ StoreStats& StoreStats::operator+=(const StoreStats& other) {
   rows_read += other.rows_read;
   rows_written += other.rows_written;
   rows_compacted += other.rows_compacted;
+  mistaken_reads += other.mistaken_reads;
   compactions += other.compactions;
   read_seconds += other.read_seconds;
   write_seconds += other.write_seconds;
@@ -532,6 +544,7 @@ StoreStats StoreImpl::stats() const {
   stats.rows_read = rows_read_.load(kRelaxed);
   stats.rows_written = rows_written_.load(kRelaxed);
   stats.rows_compacted = rows_compacted_.load(kRelaxed);
+  stats.mistaken_reads = mistaken_reads_.load(kRelaxed);
   stats.compactions = compactions_.load(kRelaxed);
   stats.read_seconds = static_cast<double>(read_nanos_.load(kRelaxed)) * 1e-9;
   stats.write_seconds = static_cast<double>(write_nanos_.load(kRelaxed)) * 1e-9;

@@ -14,8 +14,6 @@ namespace {
 // Keys of one plan: their places and their indices in the batch fill one word together.
 constexpr int kIndexBits = 64 - kPlaceBits;
 constexpr std::size_t kSliceKeys = std::size_t{1} << kIndexBits;
-// Keys looked up under one hold of the lock, so that a write waits for a fraction of a millisecond.
-constexpr std::size_t kLookupBatch = 4096;
 
 std::uint32_t SlotOf(std::uint64_t wanted) { return SlotOfPlace(wanted >> kIndexBits); }
 std::uint32_t RowOf(std::uint64_t wanted) { return RowOfPlace(wanted >> kIndexBits); }
@@ -75,11 +73,11 @@ Status StoreImpl::Read(std::span<const Key> keys, std::span<std::byte* const> ro
 void StoreImpl::PlanRead(ReadPlan* plan) {
   const std::size_t count = plan->keys.size();
   plan->wanted.reserve(count);
-  std::uint64_t hashes[kLookupBatch];
-  Place places[kLookupBatch];
+  std::uint64_t hashes[kIndexBatch];
+  Place places[kIndexBatch];
   std::uint32_t most_slots = 0;
-  for (std::size_t begin = 0; begin < count; begin += kLookupBatch) {
-    const std::size_t n = std::min(kLookupBatch, count - begin);
+  for (std::size_t begin = 0; begin < count; begin += kIndexBatch) {
+    const std::size_t n = std::min(kIndexBatch, count - begin);
     for (std::size_t i = 0; i < n; ++i) hashes[i] = MixKey(plan->keys[begin + i]);
     MutexLock lock(&mu_);
     index_->Lookup({hashes, n}, places);
@@ -188,10 +186,12 @@ Status StoreImpl::TakePart(const ReadPlan& plan, const ReadPart& part) {
       const std::size_t i = IndexOf(plan.wanted[w]);
       const std::uint64_t offset = layout_.RecordOffset(RowOf(plan.wanted[w]));
       const std::byte* record = request.buffer.data() + (offset - range.offset);
-      TERRACE_RETURN_IF_ERROR(CheckRecord(record, layout_, range.file->seed, range.file->path,
-                                          offset, index_exact_ ? &plan.keys[i] : nullptr));
-      // Of an index that may answer with another's.
-      if (HeadOf(record).key != plan.keys[i]) continue;
+      TERRACE_RETURN_IF_ERROR(
+          CheckRecord(record, layout_, range.file->seed, range.file->path, offset, &plan.keys[i]));
+      if (HeadOf(record).key != plan.keys[i]) {
+        TERRACE_RETURN_IF_ERROR(CheckMistaken(record, plan.keys[i], range.file->path, offset));
+        continue;
+      }
       std::memcpy(plan.rows[i], record + kRecordHeadBytes, layout_.row_bytes);
       plan.found[i] = 1;
     }
@@ -199,6 +199,16 @@ Status StoreImpl::TakePart(const ReadPlan& plan, const ReadPart& part) {
   read_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   read_requests_.fetch_add(part.ranges.size(), std::memory_order_relaxed);
   return OkStatus();
+}
+
+Status StoreImpl::CheckMistaken(const std::byte* record, Key wanted, const std::string& path,
+                                std::uint64_t offset) {
+  const Key key = HeadOf(record).key;
+  mistaken_reads_.fetch_add(1, std::memory_order_relaxed);
+  MutexLock lock(&mu_);
+  if (index_->Alike(MixKey(key), MixKey(wanted))) return OkStatus();
+  return CorruptionError(fmt::format("{}: the record at offset {} is of key {:#x}, not {:#x}", path,
+                                     offset, key, wanted));
 }
 
 }  // namespace terrace

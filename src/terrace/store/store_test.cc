@@ -29,10 +29,12 @@ std::uint64_t DirectoryBytes(FileSystem* fs, const std::string& path) {
 }
 
 // Random operations; `steps` of them.
-void RunModel(FileSystem* fs, StoreOptions options, std::uint64_t seed, int steps) {
+void RunModel(FileSystem* fs, StoreOptions options, std::uint64_t seed, int steps,
+              bool alike_keys = false) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   Rng rng(seed);
   StoreHarness harness(fs, std::uint64_t{1} << 30, options);
+  harness.alike_keys = alike_keys;
   ASSERT_OK(harness.Create());
   for (int step = 0; step < steps; ++step) {
     SCOPED_TRACE("step " + std::to_string(step));
@@ -87,6 +89,55 @@ TEST(StoreModel, MemoryWithBackgroundCompaction) {
   }
 }
 
+TEST(StoreModel, KeysThatAnIndexTakesForEachOther) {
+  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+    MemoryFileSystem fs;
+    StoreOptions options = StoreHarness::TinyOptions();
+    options.background_compaction = seed % 2 == 0;
+    RunModel(&fs, options, seed, 250, /*alike_keys=*/true);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// An absent key whose alike one is there costs a read, and no more.
+TEST(Store, CountsMistakenReads) {
+  MemoryFileSystem fs;
+  StoreHarness harness(&fs, std::uint64_t{1} << 30, StoreHarness::TinyOptions());
+  harness.alike_keys = true;
+  ASSERT_OK(harness.Create());
+  ASSERT_OK(harness.Write({harness.KeyAt(0), harness.KeyAt(8)}));
+  ASSERT_OK(harness.CheckRead({harness.KeyAt(0), harness.KeyAt(8), harness.KeyAt(16)}));
+  EXPECT_EQ(harness.store()->stats().mistaken_reads, 0u);
+  ASSERT_OK(harness.CheckRead({harness.KeyAt(1), harness.KeyAt(2), harness.KeyAt(9)}));
+  EXPECT_EQ(harness.store()->stats().mistaken_reads, 3u);
+}
+
+// Rows of a file take 20 of the place's 32 bits; what is left numbers the files.
+TEST(Store, RefusesMoreFilesThanHavePlaces) {
+  MemoryFileSystem fs;
+  StoreOptions options = StoreHarness::TinyOptions();
+  options.file_bytes = std::uint64_t{1} << 30;
+  options.background_compaction = true;  // Merges nothing that a manifest names.
+  StoreHarness harness(&fs, std::uint64_t{1} << 40, options);
+  ASSERT_OK(harness.Create());
+  Status status;
+  int written = 0;
+  for (; written < 5000 && status.ok(); ++written) {
+    status = harness.Write({harness.KeyAt(static_cast<std::uint64_t>(written % 400))});
+    if (status.ok()) ASSERT_OK(harness.Commit());
+  }
+  EXPECT_EQ(status.code(), StatusCode::kIo);
+  EXPECT_NE(status.ToString().find("ssd.file_size"), std::string::npos) << status.ToString();
+  EXPECT_LT(written, 4096 + 1);
+  EXPECT_GT(written, 2000);
+  ASSERT_OK(harness.CheckAll());
+  // Old manifests go, and with them files: there is room again.
+  while (harness.manifests().size() > 1)
+    ASSERT_OK(harness.Drop(harness.manifests().begin()->first));
+  ASSERT_OK(harness.Write({harness.KeyAt(1)}));
+  ASSERT_OK(harness.CheckAll());
+}
+
 TEST(StoreModel, Disk) {
   char folder[] = "/tmp/terrace_store_test.XXXXXX";
   ASSERT_NE(mkdtemp(folder), nullptr);
@@ -136,7 +187,7 @@ TEST(Store, MillionsOfKeysInOneBatch) {
     rows[i] = reinterpret_cast<const std::byte*>(&values[i]);
     out[i] = reinterpret_cast<std::byte*>(&read[i]);
   }
-  ASSERT_OK((*store)->Write(keys, rows));
+  ASSERT_OK((*store)->Write(keys, rows, {}));
   std::vector<std::uint8_t> found(n);
   ASSERT_OK((*store)->Read(keys, out, found));
   EXPECT_EQ(read, values);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -10,56 +11,56 @@
 #include "terrace/store/store_impl.h"
 
 namespace terrace {
-namespace {
-// Index entries changed under one hold of the lock, so that a read waits for a fraction of a
-// millisecond.
-constexpr std::size_t kPublishBatch = 4096;
-}  // namespace
 
-struct StoreImpl::SortedKey {
-  std::uint64_t hash;
-  std::uint64_t index;  // In the caller's batch.
+struct StoreImpl::Candidate {
+  std::size_t sorted;  // Its place in the order of the write.
+  Key key;
+  FilePtr file;
+  std::uint64_t row;
 };
 
-Status StoreImpl::Write(std::span<const Key> keys, std::span<const std::byte* const> rows) {
-  TERRACE_CHECK(keys.size() == rows.size());
+Status StoreImpl::Write(std::span<const Key> keys, std::span<const std::byte* const> rows,
+                        std::span<const std::uint8_t> stored) {
+  TERRACE_CHECK(keys.size() == rows.size() && (stored.empty() || stored.size() == keys.size()));
   MutexLock lock(&write_mu_);
-  return WriteRecords(keys, rows);
+  return WriteRecords(keys, rows, stored);
 }
 
 Status StoreImpl::Erase(std::span<const Key> keys) {
   MutexLock lock(&write_mu_);
   // A key that is not there needs no record; so a deletion always has an older version on disk.
+  std::vector<SortedKey> order = SortKeys(keys, {});
+  TERRACE_RETURN_IF_ERROR(FindStored(order, keys));
   std::vector<Key> present;
-  std::uint64_t hashes[kPublishBatch];
-  Place places[kPublishBatch];
-  for (std::size_t begin = 0; begin < keys.size(); begin += kPublishBatch) {
-    const std::size_t n = std::min(kPublishBatch, keys.size() - begin);
-    for (std::size_t i = 0; i < n; ++i) hashes[i] = MixKey(keys[begin + i]);
-    MutexLock state(&mu_);
-    index_->Lookup({hashes, n}, places);
-    for (std::size_t i = 0; i < n; ++i) {
-      if (places[i] != kNoPlace) present.push_back(keys[begin + i]);
-    }
+  for (const SortedKey& key : order) {
+    if (key.stored) present.push_back(keys[key.index]);
   }
-  return WriteRecords(present, {});
+  return WriteRecords(present, {}, std::vector<std::uint8_t>(present.size(), 1));
 }
 
-Status StoreImpl::WriteRecords(std::span<const Key> keys, std::span<const std::byte* const> rows) {
+std::vector<StoreImpl::SortedKey> StoreImpl::SortKeys(std::span<const Key> keys,
+                                                      std::span<const std::uint8_t> stored) {
+  std::vector<SortedKey> order(keys.size()), spare;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    order[i] = {MixKey(keys[i]), static_cast<std::uint32_t>(i), !stored.empty() && stored[i] != 0};
+  }
+  RadixSort(&order, &spare, 0, 64, [](const SortedKey& key) { return key.hash; });
+  for (std::size_t i = 1; i < order.size(); ++i) TERRACE_CHECK(order[i - 1].hash < order[i].hash);
+  return order;
+}
+
+Status StoreImpl::WriteRecords(std::span<const Key> keys, std::span<const std::byte* const> rows,
+                               std::span<const std::uint8_t> stored) {
   TERRACE_RETURN_IF_ERROR(CheckWritable());
   if (keys.empty()) return OkStatus();
+  TERRACE_CHECK(keys.size() <= std::numeric_limits<std::uint32_t>::max());
   const bool deletion = rows.empty();
   // Before the write, because a failure afterwards could no longer say that nothing changed.
   if (!options_.background_compaction) TERRACE_RETURN_IF_ERROR(CompactAll(false));
   TERRACE_RETURN_IF_ERROR(RemoveGone());
   ScopedTimer timer(clock_, &write_nanos_);
-  std::vector<SortedKey> order(keys.size());
-  for (std::size_t i = 0; i < keys.size(); ++i) order[i] = {MixKey(keys[i]), i};
-  {
-    std::vector<SortedKey> spare;
-    RadixSort(&order, &spare, 0, 64, [](const SortedKey& key) { return key.hash; });
-  }
-  for (std::size_t i = 1; i < order.size(); ++i) TERRACE_CHECK(order[i - 1].hash < order[i].hash);
+  std::vector<SortedKey> order = SortKeys(keys, stored);
+  TERRACE_RETURN_IF_ERROR(FindStored(order, keys));
 
   std::uint64_t bytes = 0;
   const std::uint64_t file_count = (keys.size() + rows_per_file_ - 1) / rows_per_file_;
@@ -67,7 +68,7 @@ Status StoreImpl::WriteRecords(std::span<const Key> keys, std::span<const std::b
     bytes += layout_.FileBytes((f + 1) * keys.size() / file_count - f * keys.size() / file_count);
   }
   TERRACE_RETURN_IF_ERROR(ReserveIndex(order, deletion));
-  TERRACE_RETURN_IF_ERROR(ReserveUnderPressure(bytes));
+  TERRACE_RETURN_IF_ERROR(ReserveUnderPressure(bytes, file_count));
   std::uint64_t version;
   {
     MutexLock state(&mu_);
@@ -91,20 +92,77 @@ Status StoreImpl::WriteRecords(std::span<const Key> keys, std::span<const std::b
   return OkStatus();
 }
 
-Status StoreImpl::ReserveUnderPressure(std::uint64_t bytes) {
-  Status status = TakeSpace(bytes, keep_free_.load(std::memory_order_relaxed));
+Status StoreImpl::CheckSlots(std::uint64_t files) const {
+  MutexLock lock(&mu_);
+  if (used_slots() + files + kSlotsForCompaction <= index_->max_slots()) return OkStatus();
+  return IoError(
+      fmt::format("{} holds {} parameter files and is to get {} more, but its index has places for "
+                  "{}: choose larger files (ssd.file_size) or more shards (ssd.shards)",
+                  options_.directory, used_slots(), files, index_->max_slots()));
+}
+
+Status StoreImpl::ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files) {
+  const auto reserve = [&]() -> Status {
+    TERRACE_RETURN_IF_ERROR(CheckSlots(files));
+    return TakeSpace(bytes, keep_free_.load(std::memory_order_relaxed));
+  };
+  Status status = reserve();
   if (status.ok()) return status;
   // First what frees space at once; then old checkpoints, after each of which files are removed
   // that only it named.
   while (true) {
     TERRACE_RETURN_IF_ERROR(CompactAll(/*freeing_only=*/true));
     TERRACE_RETURN_IF_ERROR(RemoveGone());
-    status = TakeSpace(bytes, keep_free_.load(std::memory_order_relaxed));
+    status = reserve();
     if (status.ok() || !options_.on_pressure || !options_.on_pressure()) break;
   }
   if (status.ok()) return status;
   return status.WithContext(
       fmt::format("writing {} to {}, after compaction", FormatBytes(bytes), options_.directory));
+}
+
+Status StoreImpl::FindStored(std::span<SortedKey> order, std::span<const Key> keys) {
+  std::vector<Candidate> candidates;
+  std::uint64_t hashes[kIndexBatch];
+  Place places[kIndexBatch];
+  for (std::size_t begin = 0; begin < order.size(); begin += kIndexBatch) {
+    const std::size_t n = std::min(kIndexBatch, order.size() - begin);
+    for (std::size_t i = 0; i < n; ++i) hashes[i] = order[begin + i].hash;
+    MutexLock lock(&mu_);
+    index_->Lookup({hashes, n}, places);
+    for (std::size_t i = 0; i < n; ++i) {
+      SortedKey& key = order[begin + i];
+      if (places[i] == kNoPlace) {
+        key.stored = false;
+      } else if (!key.stored) {
+        candidates.push_back(
+            {begin + i, keys[key.index], slots_[SlotOfPlace(places[i])], RowOfPlace(places[i])});
+      }
+    }
+  }
+  return ReadCandidates(order, candidates);
+}
+
+Status StoreImpl::ReadCandidates(std::span<SortedKey> order,
+                                 std::span<const Candidate> candidates) {
+  if (candidates.empty()) return OkStatus();
+  TERRACE_ASSIGN_OR_RETURN(
+      HugeBuffer buffer,
+      HugeBuffer::Allocate(AlignUp(layout_.record_bytes, kBlockBytes) + kBlockBytes));
+  for (const Candidate& candidate : candidates) {
+    File* const file = candidate.file->file.get();
+    const std::uint64_t offset = layout_.RecordOffset(candidate.row);
+    const std::uint64_t begin = offset / file->read_alignment() * file->read_alignment();
+    const std::uint64_t end = AlignUp(offset + layout_.record_bytes, file->read_alignment());
+    TERRACE_RETURN_IF_ERROR(ReadFully(file, begin, buffer.span().first(end - begin)));
+    read_bytes_.fetch_add(end - begin, std::memory_order_relaxed);
+    read_requests_.fetch_add(1, std::memory_order_relaxed);
+    const std::byte* record = buffer.data() + (offset - begin);
+    TERRACE_RETURN_IF_ERROR(
+        CheckRecord(record, layout_, candidate.file->seed, file->path(), offset, &candidate.key));
+    order[candidate.sorted].stored = HeadOf(record).key == candidate.key;
+  }
+  return OkStatus();
 }
 
 FilePtr StoreImpl::NewFile(std::unique_ptr<File> file, const ParameterFileInfo& info) const {
@@ -157,19 +215,11 @@ Status StoreImpl::WriteFiles(std::span<const SortedKey> order, std::span<const K
 
 Status StoreImpl::ReserveIndex(std::span<const SortedKey> order, bool deletion) {
   std::vector<std::uint64_t> added;
-  std::uint64_t hashes[kPublishBatch];
-  Place places[kPublishBatch];
-  for (std::size_t begin = 0; begin < order.size(); begin += kPublishBatch) {
-    const std::size_t n = std::min(kPublishBatch, order.size() - begin);
-    for (std::size_t i = 0; i < n; ++i) hashes[i] = order[begin + i].hash;
-    MutexLock lock(&mu_);
-    (deletion ? deletions_ : index_)->Lookup({hashes, n}, places);
-    for (std::size_t i = 0; i < n; ++i) {
-      if (places[i] == kNoPlace) added.push_back(hashes[i]);
-    }
+  for (const SortedKey& key : order) {
+    if (deletion || !key.stored) added.push_back(key.hash);
   }
   MutexLock lock(&mu_);
-  return (deletion ? deletions_ : index_)->Reserve(added);
+  return deletion ? deletions_->Reserve(added) : index_->Reserve(added);
 }
 
 void StoreImpl::Publish(std::span<const SortedKey> order, const std::vector<FilePtr>& files,
@@ -185,18 +235,20 @@ void StoreImpl::Publish(std::span<const SortedKey> order, const std::vector<File
     }
   }
   SyncPoint::Hit("store.write.before_index");
-  std::uint64_t hashes[kPublishBatch];
-  Place places[kPublishBatch];
-  std::size_t i = 0;
+  Place places[kIndexBatch];
+  std::size_t begin = 0;
   for (const FilePtr& file : files) {
     for (std::uint64_t row = 0; row < file->info.rows;) {
-      const std::size_t n = std::min<std::uint64_t>(kPublishBatch, file->info.rows - row);
-      for (std::size_t k = 0; k < n; ++k, ++i, ++row) {
-        hashes[k] = order[i].hash;
-        places[k] = MakePlace(file->slot, row);
-      }
+      const std::size_t n = std::min<std::uint64_t>(kIndexBatch, file->info.rows - row);
+      for (std::size_t i = 0; i < n; ++i) places[i] = MakePlace(file->slot, row + i);
       MutexLock lock(&mu_);
-      PublishChunk({hashes, n}, {places, n}, deletion);
+      if (deletion) {
+        PublishDeletions(order.subspan(begin, n), {places, n});
+      } else {
+        PublishRows(order.subspan(begin, n), {places, n});
+      }
+      row += n;
+      begin += n;
     }
   }
   MutexLock lock(&mu_);
@@ -204,20 +256,33 @@ void StoreImpl::Publish(std::span<const SortedKey> order, const std::vector<File
   compaction_wanted_.NotifyAll();
 }
 
-void StoreImpl::PublishChunk(std::span<const std::uint64_t> hashes, std::span<const Place> places,
-                             bool deletion) {
-  Place previous[kPublishBatch];
-  RowIndex* into = deletion ? deletions_.get() : index_.get();
-  RowIndex* out_of = deletion ? index_.get() : deletions_.get();
-  into->Set(hashes, places.data(), previous);
-  for (std::size_t i = 0; i < hashes.size(); ++i) {
-    if (previous[i] != kNoPlace) AddStale(previous[i], deletion);
+void StoreImpl::PublishRows(std::span<const SortedKey> chunk, std::span<const Place> places) {
+  // Those that are there, those that are new.
+  std::vector<std::uint64_t> hashes[2];
+  std::vector<Place> to[2];
+  for (std::size_t i = 0; i < chunk.size(); ++i) {
+    const int kind = chunk[i].stored ? 0 : 1;
+    hashes[kind].push_back(chunk[i].hash);
+    to[kind].push_back(places[i]);
   }
-  if (out_of->size() == 0) return;
-  out_of->Erase(hashes, previous);
-  for (std::size_t i = 0; i < hashes.size(); ++i) {
-    if (previous[i] != kNoPlace) AddStale(previous[i], !deletion);
+  Place previous[kIndexBatch];
+  index_->Replace(hashes[0], to[0].data(), previous);
+  for (std::size_t i = 0; i < hashes[0].size(); ++i) AddStale(previous[i], false);
+  index_->Insert(hashes[1], to[1].data());
+  if (deletions_->size() == 0) return;
+  deletions_->Erase(hashes[1], previous);
+  for (std::size_t i = 0; i < hashes[1].size(); ++i) {
+    if (previous[i] != kNoPlace) AddStale(previous[i], /*was_deletion=*/true);
   }
+}
+
+void StoreImpl::PublishDeletions(std::span<const SortedKey> chunk, std::span<const Place> places) {
+  std::uint64_t hashes[kIndexBatch];
+  Place previous[kIndexBatch];
+  for (std::size_t i = 0; i < chunk.size(); ++i) hashes[i] = chunk[i].hash;
+  deletions_->Insert({hashes, chunk.size()}, places.data());
+  index_->Erase({hashes, chunk.size()}, previous);
+  for (std::size_t i = 0; i < chunk.size(); ++i) AddStale(previous[i], /*was_deletion=*/false);
 }
 
 }  // namespace terrace

@@ -32,7 +32,8 @@ Status FakeStore::Read(std::span<const Key> keys, std::span<std::byte* const> ro
   return OkStatus();
 }
 
-Status FakeStore::Write(std::span<const Key> keys, std::span<const std::byte* const> rows) {
+Status FakeStore::Write(std::span<const Key> keys, std::span<const std::byte* const> rows,
+                        std::span<const std::uint8_t> stored) {
   MutexLock lock(&mu_);
   TERRACE_CHECK(++writes_ == 1);
   TERRACE_CHECK(!keys.empty() && keys.size() == rows.size());
@@ -46,6 +47,7 @@ Status FakeStore::Write(std::span<const Key> keys, std::span<const std::byte* co
   --writes_;
   if (NextFails() || fail_writes_) return IoError("write fails as the test wants");
   for (std::size_t i = 0; i < keys.size(); ++i) {
+    TERRACE_CHECK(stored[i] == (rows_.contains(keys[i]) ? 1 : 0));
     rows_[keys[i]].assign(rows[i], rows[i] + row_bytes_);
   }
   write_sizes_.push_back(keys.size());

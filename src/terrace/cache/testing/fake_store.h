@@ -19,7 +19,9 @@ class FakeStore final : public Store {
 
   Status Read(std::span<const Key> keys, std::span<std::byte* const> rows,
               std::span<std::uint8_t> found, const std::atomic<bool>* stop) override;
-  Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows) override;
+  // The test fails when `stored` is not the truth.
+  Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows,
+               std::span<const std::uint8_t> stored) override;
   Status Erase(std::span<const Key> keys) override;
   Result<ManifestReference> Commit(std::uint64_t id) override;
   Status Drop(std::uint64_t id) override;

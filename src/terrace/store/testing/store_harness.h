@@ -46,7 +46,11 @@ class StoreHarness {
   Status CheckWalk();
 
   std::vector<Key> RandomKeys(Rng* rng, std::size_t most) const;
-  Key KeyAt(std::uint64_t i) const { return MixKey(i * 77 + 5); }
+  Key KeyAt(std::uint64_t i) const {
+    // The last bits of a hash are in no index.
+    if (alike_keys) return UnmixKey(MixKey(i / 8) >> 28 << 28 | (i % 8 * 0x123457));
+    return MixKey(i * 77 + 5);
+  }
 
   Store* store() { return store_.get(); }
   DiskQuota* quota() { return &quota_; }
@@ -59,6 +63,7 @@ class StoreHarness {
   void ForgetAfter(std::uint64_t id);
 
   std::uint64_t key_range = 400;
+  bool alike_keys = false;  // Of eight keys each an index takes one for the other.
 
  private:
   FileSystem* const fs_;

@@ -1,0 +1,158 @@
+// The index by key while it grows by a factor of ten: bytes a key (mean and most), the rate of
+// inserts and the longest of their batches, then look-ups of random keys, present and absent, as a
+// share of the rate at which a thread can ask memory for random cache lines.
+//
+//   key_index_bench [--tiny] [--keys N] [--batch N] [--rounds N]
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+#include <vector>
+
+#include "terrace/base/clock.h"
+#include "terrace/base/ids.h"
+#include "terrace/base/memory.h"
+#include "terrace/base/rng.h"
+#include "terrace/store/key_index.h"
+
+namespace terrace {
+namespace {
+
+constexpr int kRowBits = 19;
+constexpr std::uint64_t kLineBytes = 64;
+
+struct Settings {
+  std::uint64_t keys = 20'000'000;
+  std::uint64_t batch = 100'000;
+  int rounds = 9;
+};
+
+double Now() { return Clock::Real()->MonotonicSeconds(); }
+
+void Require(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "key_index_bench: %s\n", what);
+  std::exit(1);
+}
+
+Place PlaceOf(std::uint64_t key) {
+  return MakePlace(static_cast<std::uint32_t>(key >> kRowBits),
+                   key & ((std::uint64_t{1} << kRowBits) - 1));
+}
+
+void Grow(const Settings& settings, KeyIndex* index) {
+  std::vector<std::uint64_t> hashes;
+  std::vector<Place> places;
+  std::vector<double> seconds;
+  double bytes_sum = 0, bytes_most = 0;
+  int points = 0;
+  for (std::uint64_t key = 0; key < settings.keys;) {
+    hashes.clear();
+    places.clear();
+    for (; hashes.size() < settings.batch && key < settings.keys; ++key) {
+      hashes.push_back(MixKey(key));
+      places.push_back(PlaceOf(key));
+    }
+    const double begin = Now();
+    Require(index->Reserve(hashes).ok(), "no memory");
+    index->Insert(hashes, places.data());
+    if (key < settings.keys / 10) continue;
+    seconds.push_back(Now() - begin);
+    const double bytes = static_cast<double>(index->bytes()) / static_cast<double>(index->size());
+    bytes_sum += bytes;
+    bytes_most = std::max(bytes_most, bytes);
+    ++points;
+  }
+  std::sort(seconds.begin(), seconds.end());
+  std::printf("from %.1fM to %.1fM keys: %.2f bytes a key on average, %.2f at most\n",
+              static_cast<double>(settings.keys) / 1e7, static_cast<double>(settings.keys) / 1e6,
+              bytes_sum / points, bytes_most);
+  std::printf("inserts: %.2f M/s; of batches of %llu the median takes %.1f ms, the longest %.1f\n",
+              static_cast<double>(settings.batch) / seconds[seconds.size() / 2] / 1e6,
+              static_cast<unsigned long long>(settings.batch), seconds[seconds.size() / 2] * 1e3,
+              seconds.back() * 1e3);
+}
+
+// Lines a second, the addresses known ahead.
+double RandomLines(const Settings& settings, std::uint64_t bytes, Rng* rng) {
+  auto memory = HugeBuffer::Allocate(bytes);
+  Require(memory.ok(), "no memory");
+  for (std::uint64_t at = 0; at < memory->size(); at += kLineBytes)
+    memory->data()[at] = std::byte{1};
+  std::vector<const std::byte*> lines(settings.batch);
+  std::vector<double> rates;
+  std::uint64_t sum = 0;
+  for (int round = 0; round < settings.rounds; ++round) {
+    for (auto& line : lines) line = memory->data() + rng->Below(bytes / kLineBytes) * kLineBytes;
+    const double begin = Now();
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      if (i + 16 < lines.size()) __builtin_prefetch(lines[i + 16]);
+      sum += static_cast<std::uint64_t>(*lines[i]);
+    }
+    rates.push_back(static_cast<double>(lines.size()) / (Now() - begin));
+  }
+  Require(sum == settings.batch * static_cast<std::uint64_t>(settings.rounds), "lost a line");
+  std::sort(rates.begin(), rates.end());
+  return rates[rates.size() / 2];
+}
+
+double Lookups(const Settings& settings, const KeyIndex& index, bool present, Rng* rng) {
+  std::vector<std::uint64_t> keys(settings.batch), hashes(settings.batch);
+  std::vector<Place> places(settings.batch);
+  std::vector<double> rates;
+  std::uint64_t mistaken = 0;
+  for (int round = 0; round < settings.rounds; ++round) {
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      keys[i] = rng->Below(settings.keys) + (present ? 0 : settings.keys);
+      hashes[i] = MixKey(keys[i]);
+    }
+    const double begin = Now();
+    index.Lookup(hashes, places.data());
+    rates.push_back(static_cast<double>(keys.size()) / (Now() - begin));
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      if (present) Require(places[i] == PlaceOf(keys[i]), "a wrong place");
+      if (!present) mistaken += places[i] != kNoPlace ? 1 : 0;
+    }
+  }
+  if (!present) {
+    std::printf(
+        "absent keys taken for another: %.2e\n",
+        static_cast<double>(mistaken) /
+            static_cast<double>(settings.batch * static_cast<std::uint64_t>(settings.rounds)));
+  }
+  std::sort(rates.begin(), rates.end());
+  return rates[rates.size() / 2];
+}
+
+int Main(int argc, char** argv) {
+  Settings settings;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view name = argv[i];
+    if (name == "--tiny") {
+      settings = {.keys = 200'000, .batch = 10'000, .rounds = 3};
+      continue;
+    }
+    Require(i + 1 < argc, "[--tiny] [--keys N] [--batch N] [--rounds N]");
+    const auto value = static_cast<std::uint64_t>(std::strtoull(argv[++i], nullptr, 10));
+    if (name == "--keys") settings.keys = value;
+    if (name == "--batch") settings.batch = value;
+    if (name == "--rounds") settings.rounds = static_cast<int>(value);
+  }
+  Require(settings.keys >= 10 && settings.batch > 0 && settings.rounds > 0, "numbers above 0");
+  KeyIndex index(kRowBits);
+  Grow(settings, &index);
+  Rng rng(1);
+  const double lines = RandomLines(settings, index.bytes(), &rng);
+  std::printf("random lines of as much memory: %.1f M/s\n", lines / 1e6);
+  for (const bool present : {true, false}) {
+    const double rate = Lookups(settings, index, present, &rng);
+    std::printf("look-ups of %s keys: %.1f M/s, %.0f %% of it\n", present ? "present" : "absent",
+                rate / 1e6, 100 * rate / lines);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace terrace
+
+int main(int argc, char** argv) { return terrace::Main(argc, argv); }
