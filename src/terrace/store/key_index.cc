@@ -240,7 +240,8 @@ std::uint64_t SegmentedIndex<Line>::LinesFor(const Segment& segment, std::uint64
   const auto wanted = static_cast<std::uint64_t>(static_cast<double>(count) / kPerLine) + 1;
   if (wanted <= kBlockLines) return wanted;
   const std::uint64_t blocks = segment.lines / kBlockLines;
-  return std::max((wanted + kBlockLines - 1) / kBlockLines, blocks + 1 + blocks / kBlocksPerStep) *
+  return std::max((wanted + kBlockLines - 1) / kBlockLines,
+                  blocks + std::max<std::uint64_t>(1, blocks / kBlocksPerStep)) *
          kBlockLines;
 }
 
