@@ -18,6 +18,7 @@
 #include "terrace/base/memory.h"
 #include "terrace/base/mutex.h"
 #include "terrace/base/thread.h"
+#include "terrace/io/write_queue.h"
 #include "terrace/store/index.h"
 #include "terrace/store/manifest.h"
 #include "terrace/store/parameter_file.h"
@@ -61,6 +62,9 @@ class StoreImpl final : public Store {
   Status Read(std::span<const Key> keys, std::span<std::byte* const> rows,
               std::span<std::uint8_t> found, const std::atomic<bool>* stop) override;
   Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows) override;
+  Result<std::unique_ptr<StagedRows>> Stage(std::span<const Key> keys,
+                                            std::span<const std::byte* const> rows) override;
+  Status Publish(std::unique_ptr<StagedRows> staged) override;
   Status Erase(std::span<const Key> keys) override;
   Result<ManifestReference> Commit(std::uint64_t id) override;
   Status Drop(std::uint64_t id) override;
@@ -81,6 +85,8 @@ class StoreImpl final : public Store {
   struct ReadPart;
   struct ReadPlan;     // One slice of a batch.
   struct SortedKey;    // Of a write.
+  class StagedFiles;   // A write whose files are there.
+  class WriteTimer;
   struct MergeSource;  // One input of a compaction.
   struct Moved;        // One of its rows.
   struct Compaction;   // One round.
@@ -139,16 +145,24 @@ class StoreImpl final : public Store {
   // --- store_write.cc
   Status WriteRecords(std::span<const Key> keys, std::span<const std::byte* const> rows)
       TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
+  // REQUIRES: there are keys.
+  Result<std::unique_ptr<StagedFiles>> StageRecords(std::span<const Key> keys,
+                                                    std::span<const std::byte* const> rows)
+      TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
+  Status PublishStaged(StagedFiles* staged) TERRACE_EXCLUDES(mu_);
   Status WriteFiles(std::span<const SortedKey> order, std::span<const Key> keys,
                     std::span<const std::byte* const> rows, std::uint64_t version,
                     std::vector<FilePtr>* files) TERRACE_REQUIRES(write_mu_);
   Status ReserveUnderPressure(std::uint64_t bytes) TERRACE_REQUIRES(write_mu_);
   // Makes room in the index for what a write adds, before the write takes effect.
   Status ReserveIndex(std::span<const SortedKey> order, bool deletion) TERRACE_EXCLUDES(mu_);
-  void Publish(std::span<const SortedKey> order, const std::vector<FilePtr>& files, bool deletion)
-      TERRACE_EXCLUDES(mu_);
+  void PublishFiles(std::span<const SortedKey> order, const std::vector<FilePtr>& files,
+                    bool deletion) TERRACE_EXCLUDES(mu_);
   void PublishChunk(std::span<const std::uint64_t> hashes, std::span<const Place> places,
                     bool deletion) TERRACE_REQUIRES(mu_);
+  // Of halves of writes, which may overlap: write_nanos_ counts each moment once.
+  void BeginWriteTime() TERRACE_EXCLUDES(mu_);
+  void EndWriteTime() TERRACE_EXCLUDES(mu_);
   FilePtr NewFile(std::unique_ptr<File> file, const ParameterFileInfo& info) const;
 
   // --- store_compact.cc
@@ -198,6 +212,9 @@ class StoreImpl final : public Store {
   HugeBuffer read_buffer_ TERRACE_GUARDED_BY(read_mu_);
   std::unique_ptr<ReadQueue> read_queue_ TERRACE_GUARDED_BY(read_mu_);
 
+  // Null where nothing is done in the background. Shared by writing and compaction: one disk.
+  std::unique_ptr<WriteQueue> write_queue_;
+
   Mutex write_mu_;
   HugeBuffer write_buffer_ TERRACE_GUARDED_BY(write_mu_);
 
@@ -216,6 +233,10 @@ class StoreImpl final : public Store {
   std::map<std::uint64_t, Named> manifests_ TERRACE_GUARDED_BY(mu_);
   std::uint64_t last_manifest_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t sequence_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::uint64_t published_sequence_ TERRACE_GUARDED_BY(mu_) = 0;  // Of the last write.
+  // Halves of writes in progress, and since when there is one.
+  int writes_active_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::int64_t writes_since_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t next_file_id_ TERRACE_GUARDED_BY(mu_) = 1;
   std::uint64_t files_gone_ TERRACE_GUARDED_BY(mu_) = 0;  // Retired since open.
   Status poison_ TERRACE_GUARDED_BY(mu_);

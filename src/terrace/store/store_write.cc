@@ -21,10 +21,49 @@ struct StoreImpl::SortedKey {
   std::uint64_t index;  // In the caller's batch.
 };
 
+class StoreImpl::WriteTimer {
+ public:
+  explicit WriteTimer(StoreImpl* store) : store_(store) { store_->BeginWriteTime(); }
+  ~WriteTimer() { store_->EndWriteTime(); }
+  WriteTimer(const WriteTimer&) = delete;
+  WriteTimer& operator=(const WriteTimer&) = delete;
+
+ private:
+  StoreImpl* const store_;
+};
+
 Status StoreImpl::Write(std::span<const Key> keys, std::span<const std::byte* const> rows) {
   TERRACE_CHECK(keys.size() == rows.size());
   MutexLock lock(&write_mu_);
   return WriteRecords(keys, rows);
+}
+
+// Files that the index does not lead to yet.
+class StoreImpl::StagedFiles final : public StagedRows {
+ public:
+  explicit StagedFiles(StoreImpl* store) : store_(store) {}
+  ~StagedFiles() override { store_->Abandon(files); }
+
+  std::vector<SortedKey> order;
+  std::vector<FilePtr> files;
+  std::uint64_t bytes = 0;
+  std::uint64_t sequence = 0;
+  bool deletion = false;
+
+ private:
+  StoreImpl* const store_;
+};
+
+Result<std::unique_ptr<StagedRows>> StoreImpl::Stage(std::span<const Key> keys,
+                                                     std::span<const std::byte* const> rows) {
+  TERRACE_CHECK(!keys.empty() && keys.size() == rows.size());
+  MutexLock lock(&write_mu_);
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<StagedFiles> staged, StageRecords(keys, rows));
+  return std::unique_ptr<StagedRows>(std::move(staged));
+}
+
+Status StoreImpl::Publish(std::unique_ptr<StagedRows> staged) {
+  return PublishStaged(static_cast<StagedFiles*>(staged.get()));
 }
 
 Status StoreImpl::Erase(std::span<const Key> keys) {
@@ -46,14 +85,22 @@ Status StoreImpl::Erase(std::span<const Key> keys) {
 }
 
 Status StoreImpl::WriteRecords(std::span<const Key> keys, std::span<const std::byte* const> rows) {
+  if (keys.empty()) return CheckWritable();
+  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<StagedFiles> staged, StageRecords(keys, rows));
+  return PublishStaged(staged.get());
+}
+
+Result<std::unique_ptr<StoreImpl::StagedFiles>> StoreImpl::StageRecords(
+    std::span<const Key> keys, std::span<const std::byte* const> rows) {
   TERRACE_RETURN_IF_ERROR(CheckWritable());
-  if (keys.empty()) return OkStatus();
-  const bool deletion = rows.empty();
   // Before the write, because a failure afterwards could no longer say that nothing changed.
   if (!options_.background_compaction) TERRACE_RETURN_IF_ERROR(CompactAll(false));
   TERRACE_RETURN_IF_ERROR(RemoveGone());
-  ScopedTimer timer(clock_, &write_nanos_);
-  std::vector<SortedKey> order(keys.size());
+  WriteTimer timer(this);
+  auto staged = std::make_unique<StagedFiles>(this);
+  staged->deletion = rows.empty();
+  std::vector<SortedKey>& order = staged->order;
+  order.resize(keys.size());
   for (std::size_t i = 0; i < keys.size(); ++i) order[i] = {MixKey(keys[i]), i};
   {
     std::vector<SortedKey> spare;
@@ -61,34 +108,56 @@ Status StoreImpl::WriteRecords(std::span<const Key> keys, std::span<const std::b
   }
   for (std::size_t i = 1; i < order.size(); ++i) TERRACE_CHECK(order[i - 1].hash < order[i].hash);
 
-  std::uint64_t bytes = 0;
   const std::uint64_t file_count = (keys.size() + rows_per_file_ - 1) / rows_per_file_;
   for (std::uint64_t f = 0; f < file_count; ++f) {
-    bytes += layout_.FileBytes((f + 1) * keys.size() / file_count - f * keys.size() / file_count);
+    staged->bytes +=
+        layout_.FileBytes((f + 1) * keys.size() / file_count - f * keys.size() / file_count);
   }
-  TERRACE_RETURN_IF_ERROR(ReserveIndex(order, deletion));
-  TERRACE_RETURN_IF_ERROR(ReserveUnderPressure(bytes));
-  std::uint64_t version;
+  TERRACE_RETURN_IF_ERROR(ReserveUnderPressure(staged->bytes));
   {
     MutexLock state(&mu_);
-    version = ++sequence_ | (deletion ? kDeletionBit : 0);
+    staged->sequence = ++sequence_;
   }
   SyncPoint::Hit("store.write.before_data");
-  std::vector<FilePtr> files;
-  const Status status = WriteFiles(order, keys, rows, version, &files);
+  const std::uint64_t version = staged->sequence | (staged->deletion ? kDeletionBit : 0);
+  const Status status = WriteFiles(order, keys, rows, version, &staged->files);
   if (!status.ok()) {
     std::uint64_t written = 0;
-    for (const FilePtr& file : files) written += file->info.bytes;
-    GiveSpace(bytes - written);
-    Abandon(files);
+    for (const FilePtr& file : staged->files) written += file->info.bytes;
+    GiveSpace(staged->bytes - written);
+    staged.reset();
     return Poison(status.WithContext(fmt::format("writing {} rows of table '{}' to {}", keys.size(),
                                                  options_.table, options_.directory)));
   }
   SyncPoint::Hit("store.write.after_data");
-  Publish(order, files, deletion);
-  write_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  rows_written_.fetch_add(keys.size(), std::memory_order_relaxed);
+  return staged;
+}
+
+Status StoreImpl::PublishStaged(StagedFiles* staged) {
+  WriteTimer timer(this);
+  // Nothing has changed yet, should this fail.
+  TERRACE_RETURN_IF_ERROR(ReserveIndex(staged->order, staged->deletion));
+  {
+    MutexLock state(&mu_);
+    TERRACE_CHECK(published_sequence_ < staged->sequence);
+    published_sequence_ = staged->sequence;
+  }
+  PublishFiles(staged->order, staged->files, staged->deletion);
+  staged->files.clear();
+  write_bytes_.fetch_add(staged->bytes, std::memory_order_relaxed);
+  rows_written_.fetch_add(staged->order.size(), std::memory_order_relaxed);
   return OkStatus();
+}
+
+void StoreImpl::BeginWriteTime() {
+  MutexLock lock(&mu_);
+  if (writes_active_++ == 0) writes_since_ = clock_->MonotonicNanos();
+}
+
+void StoreImpl::EndWriteTime() {
+  MutexLock lock(&mu_);
+  if (--writes_active_ > 0) return;
+  write_nanos_.fetch_add(clock_->MonotonicNanos() - writes_since_, std::memory_order_relaxed);
 }
 
 Status StoreImpl::ReserveUnderPressure(std::uint64_t bytes) {
@@ -135,7 +204,7 @@ Status StoreImpl::WriteFiles(std::span<const SortedKey> order, std::span<const K
     files->push_back(NewFile(nullptr, planned));
     TERRACE_ASSIGN_OR_RETURN(
         auto writer, ParameterFileWriter::Create(fs_, PathOf(id), layout_, id, options_.direct_io,
-                                                 write_buffer_.span()));
+                                                 write_buffer_.span(), write_queue_.get()));
     for (std::size_t i = begin; i < end; ++i) {
       if (!rows.empty() && i + kPrefetchRows < end) {
         const std::byte* next = rows[order[i + kPrefetchRows].index];
@@ -172,8 +241,8 @@ Status StoreImpl::ReserveIndex(std::span<const SortedKey> order, bool deletion) 
   return (deletion ? deletions_ : index_)->Reserve(added);
 }
 
-void StoreImpl::Publish(std::span<const SortedKey> order, const std::vector<FilePtr>& files,
-                        bool deletion) {
+void StoreImpl::PublishFiles(std::span<const SortedKey> order, const std::vector<FilePtr>& files,
+                             bool deletion) {
   {
     // Part of the store before the first old version becomes stale: a commit in between must not
     // name neither.
