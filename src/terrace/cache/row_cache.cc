@@ -37,7 +37,9 @@ WriteBackOptions BufferOptions(const RowCacheOptions& options, std::size_t shard
   result.row_bytes = options.row_bytes;
   result.background = options.background;
   // Each shard gets flush_bytes at a time, but all buffers stay within an eighth of the capacity.
-  const std::uint64_t bytes = std::min(options.flush_bytes * shards, options.capacity_bytes / 16);
+  const std::uint64_t most = options.capacity_bytes / 8 /
+                             std::max<std::uint64_t>(2, WriteBack::BufferCount(options.background));
+  const std::uint64_t bytes = std::min(options.flush_bytes * shards, most);
   const std::uint64_t rows = bytes / (options.row_bytes + 40);
   result.buffer_rows =
       static_cast<std::uint32_t>(std::clamp<std::uint64_t>(rows, 1, kMaxBufferRows));

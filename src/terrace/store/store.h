@@ -3,9 +3,8 @@
 // key's newest row is; files whose stale share is above a threshold are rewritten; a manifest,
 // published by rename, is the truth. docs/formats/ gives the bytes. Threads: internally
 // synchronised: Read from any thread (one at a time), Write, Stage and Erase from one, Publish from
-// one, Commit and Drop from one; compaction runs on a thread of its own, and what is written goes to
-// the disk on another. Borrows the FileSystem, DiskQuota and Clock,
-// which must outlive it.
+// one, Commit and Drop from one; compaction runs on a thread of its own, and what is written goes
+// to the disk on another. Borrows the FileSystem, DiskQuota and Clock, which must outlive it.
 #pragma once
 
 #include <atomic>

@@ -83,9 +83,9 @@ class StoreImpl final : public Store {
   struct IndexBatch;  // Of a recovery.
   struct Range;       // Of a read plan.
   struct ReadPart;
-  struct ReadPlan;     // One slice of a batch.
-  struct SortedKey;    // Of a write.
-  class StagedFiles;   // A write whose files are there.
+  struct ReadPlan;    // One slice of a batch.
+  struct SortedKey;   // Of a write.
+  class StagedFiles;  // A write whose files are there.
   class WriteTimer;
   struct MergeSource;  // One input of a compaction.
   struct Moved;        // One of its rows.

@@ -32,23 +32,68 @@ Status FakeStore::Read(std::span<const Key> keys, std::span<std::byte* const> ro
   return OkStatus();
 }
 
+class FakeStore::Staged final : public StagedRows {
+ public:
+  explicit Staged(FakeStore* store) : store_(store) {}
+  ~Staged() override {
+    MutexLock lock(&store_->mu_);
+    --store_->staged_;
+  }
+  std::uint64_t number = 0;
+  std::vector<std::pair<Key, std::vector<std::byte>>> rows;
+
+ private:
+  FakeStore* const store_;
+};
+
 Status FakeStore::Write(std::span<const Key> keys, std::span<const std::byte* const> rows) {
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<StagedRows> staged, Stage(keys, rows));
+  return Publish(std::move(staged));
+}
+
+Result<std::unique_ptr<StagedRows>> FakeStore::Stage(std::span<const Key> keys,
+                                                     std::span<const std::byte* const> rows) {
+  auto staged = std::make_unique<Staged>(this);
+  Status failure;
+  {
+    MutexLock lock(&mu_);
+    ++staged_;
+    staged->number = ++stage_number_;
+    TERRACE_CHECK(++writes_ == 1);
+    TERRACE_CHECK(!keys.empty() && keys.size() == rows.size());
+    TERRACE_CHECK(std::unordered_set<Key>(keys.begin(), keys.end()).size() == keys.size());
+    while (hold_writes_) {
+      ++held_writes_;
+      changed_.NotifyAll();
+      changed_.Wait(&mu_);
+      --held_writes_;
+    }
+    --writes_;
+    if (NextFails() || fail_writes_) failure = IoError("write fails as the test wants");
+  }
+  if (!failure.ok()) return failure;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    staged->rows.emplace_back(keys[i], std::vector<std::byte>(rows[i], rows[i] + row_bytes_));
+  }
+  return std::unique_ptr<StagedRows>(std::move(staged));
+}
+
+Status FakeStore::Publish(std::unique_ptr<StagedRows> handle) {
+  const auto* staged = static_cast<const Staged*>(handle.get());
   MutexLock lock(&mu_);
-  TERRACE_CHECK(++writes_ == 1);
-  TERRACE_CHECK(!keys.empty() && keys.size() == rows.size());
-  TERRACE_CHECK(std::unordered_set<Key>(keys.begin(), keys.end()).size() == keys.size());
-  while (hold_writes_) {
-    ++held_writes_;
+  TERRACE_CHECK(++publishes_ == 1);
+  while (hold_publishes_) {
+    ++held_publishes_;
     changed_.NotifyAll();
     changed_.Wait(&mu_);
-    --held_writes_;
+    --held_publishes_;
   }
-  --writes_;
-  if (NextFails() || fail_writes_) return IoError("write fails as the test wants");
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    rows_[keys[i]].assign(rows[i], rows[i] + row_bytes_);
-  }
-  write_sizes_.push_back(keys.size());
+  --publishes_;
+  TERRACE_CHECK(publish_number_ < staged->number);
+  if (fail_publishes_) return IoError("publish fails as the test wants");
+  publish_number_ = staged->number;
+  for (const auto& [key, row] : staged->rows) rows_[key] = row;
+  write_sizes_.push_back(staged->rows.size());
   return OkStatus();
 }
 
@@ -89,6 +134,10 @@ void FakeStore::FailWrites(bool fail) {
   MutexLock lock(&mu_);
   fail_writes_ = fail;
 }
+void FakeStore::FailPublishes(bool fail) {
+  MutexLock lock(&mu_);
+  fail_publishes_ = fail;
+}
 void FakeStore::HoldReads() {
   MutexLock lock(&mu_);
   hold_reads_ = true;
@@ -97,8 +146,13 @@ void FakeStore::HoldWrites() {
   MutexLock lock(&mu_);
   hold_writes_ = true;
 }
+void FakeStore::HoldPublishes() {
+  MutexLock lock(&mu_);
+  hold_publishes_ = true;
+}
 void FakeStore::LetGo() {
   MutexLock lock(&mu_);
+  hold_publishes_ = false;
   hold_reads_ = false;
   hold_writes_ = false;
   changed_.NotifyAll();
@@ -110,6 +164,14 @@ void FakeStore::WaitForHeldRead() {
 void FakeStore::WaitForHeldWrite() {
   MutexLock lock(&mu_);
   while (held_writes_ == 0) changed_.Wait(&mu_);
+}
+void FakeStore::WaitForHeldPublish() {
+  MutexLock lock(&mu_);
+  while (held_publishes_ == 0) changed_.Wait(&mu_);
+}
+int FakeStore::staged() const {
+  MutexLock lock(&mu_);
+  return staged_;
 }
 
 bool FakeStore::Contains(Key key) const {
