@@ -156,6 +156,7 @@ RowCacheImpl::RowCacheImpl(const RowCacheOptions& options, Clock* clock, std::ve
       victims_at_once_(std::min(kVictims, write_back->buffer_rows())),
       write_back_(std::move(write_back)),
       arena_(options.row_bytes, chunk_bytes),
+      supply_(chunk_bytes, options.background),
       policy_(MakeLruLfuPolicy(&arena_, options.lru_share)) {}
 
 RowCacheImpl::~RowCacheImpl() {
@@ -347,7 +348,10 @@ Status RowCacheImpl::AddChunk() {
         RebuildMap(std::max(rows, std::min(2 * map_.capacity_rows(), RowsIn(max_chunks_)))));
   }
   TERRACE_RETURN_IF_ERROR(policy_->Reserve(rows));
-  return arena_.AddChunk();
+  TERRACE_ASSIGN_OR_RETURN(HugeBuffer memory, supply_.Take());
+  arena_.AddChunk(std::move(memory));
+  LimitSupply();
+  return OkStatus();
 }
 
 Status RowCacheImpl::RebuildMap(std::uint64_t rows) {

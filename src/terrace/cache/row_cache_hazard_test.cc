@@ -493,6 +493,8 @@ TEST(Capacity, PinnedRowsDelayAShrinkAndTheNextPinReachesIt) {
   const std::uint64_t smaller = kSmall;
   EXPECT_EQ(cache.SetCapacity(smaller).code(), StatusCode::kOutOfMemory);
   EXPECT_GT(cache.stats().used_bytes, smaller);
+  // What nobody holds has gone from the chunks that have to go, so that the pin finds little to do.
+  EXPECT_LE(cache.stats().rows, held.size() + cache.MaxPinnedRows());
   for (std::size_t w = 0; w < held.size(); ++w) ASSERT_EQ(RowAt(held, w), TrainedRow(w, 1));
   held.Release();
   PinnedRows next = PinOrDie(&cache, KeyRange(0, 10));
@@ -504,6 +506,25 @@ TEST(Capacity, PinnedRowsDelayAShrinkAndTheNextPinReachesIt) {
   const std::size_t grown = cache.MaxPinnedRows();
   PinnedRows more = PinOrDie(&cache, KeyRange(0, grown));
   EXPECT_LE(cache.stats().used_bytes, 8 * kSmall);
+}
+
+// Chunks that are made ahead count, and go first.
+TEST(Capacity, MemoryMadeAheadStaysWithinTheLimit) {
+  constexpr std::uint64_t kMost = 16 * kSmall;
+  Fixture fixture(kMost, /*background=*/true);
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  Rng rng(3);
+  std::uint64_t limit = kMost;
+  for (int step = 0; step < 300; ++step) {
+    if (rng.Below(8) == 0) {
+      limit = kMost / (1 + rng.Below(4));
+      ASSERT_TRUE(cache.SetCapacity(limit).ok());
+      EXPECT_LE(cache.stats().used_bytes, limit) << step;
+    }
+    TrainRange(&cache, rng.Below(10'000), 1 + rng.Below(cache.MaxPinnedRows()));
+    EXPECT_LE(cache.stats().used_bytes, limit) << step;
+  }
 }
 
 TEST(Capacity, AFailedPinHoldsNothing) {
