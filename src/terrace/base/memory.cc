@@ -43,6 +43,13 @@ Result<HugeBuffer> HugeBuffer::Allocate(std::uint64_t bytes) {
   return buffer;
 }
 
+void HugeBuffer::Touch() {
+  for (std::uint64_t at = 0; at < size_; at += 4096) {
+    volatile std::byte* const byte = data_ + at;
+    *byte = *byte;
+  }
+}
+
 HugeBuffer::HugeBuffer(HugeBuffer&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
 

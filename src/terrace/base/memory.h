@@ -25,6 +25,9 @@ class HugeBuffer {
   HugeBuffer& operator=(HugeBuffer&& other) noexcept;
   ~HugeBuffer();
 
+  // Has the system give every page now, which it else does when the page is used first.
+  void Touch();
+
   std::byte* data() const { return data_; }
   std::uint64_t size() const { return size_; }
   std::span<std::byte> span() const { return {data_, size_}; }

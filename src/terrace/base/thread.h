@@ -44,7 +44,8 @@ class Thread {
 class WorkerGroup {
  public:
   // REQUIRES: size >= 1. on_start runs once on each thread, the caller's excepted.
-  WorkerGroup(const std::string& name, int size, std::function<void()> on_start = nullptr);
+  WorkerGroup(const std::string& name, int size, std::function<void()> on_start = nullptr,
+              ThreadPriority priority = ThreadPriority::kNormal);
   ~WorkerGroup();
   int size() const { return size_; }
   void Run(int tasks, const std::function<void(int)>& task) TERRACE_EXCLUDES(mu_);

@@ -1,17 +1,28 @@
-// EntryMap, EntryQueues and RowArena against containers of the standard library.
+// EntryMap, EntryQueues and RowArena against containers of the standard library; ChunkSupply.
+#include <algorithm>
+#include <atomic>
 #include <deque>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "terrace/base/rng.h"
+#include "terrace/base/sync_point.h"
+#include "terrace/cache/chunk_supply.h"
 #include "terrace/cache/entry_map.h"
 #include "terrace/cache/entry_queues.h"
 #include "terrace/cache/row_arena.h"
 
 namespace terrace {
 namespace {
+
+void AddChunk(RowArena* arena) {
+  auto memory = HugeBuffer::Allocate(arena->chunk_bytes());
+  TERRACE_CHECK(memory.ok());
+  arena->AddChunk(std::move(memory).value());
+}
 
 // hash_of: what the map is given for key k. Few distinct homes make long ways.
 template <typename HashOf>
@@ -63,7 +74,7 @@ TEST(EntryQueues, AgreeWithDequesThroughSweepsAndResizes) {
     Rng rng(seed);
     constexpr int kQueues = 5;
     RowArena arena(16, 64 << 10);
-    ASSERT_TRUE(arena.AddChunk().ok());
+    AddChunk(&arena);
     const std::uint64_t rows = arena.rows_per_chunk();
     EntryQueues queues(&arena, kQueues);
     std::vector<std::deque<EntryId>> model(kQueues);
@@ -118,7 +129,7 @@ TEST(RowArena, HandsOutEverySlotOnceAndReusesReleasedChunks) {
   EXPECT_GE(rows * (24 + sizeof(Entry)), 4096 - 24 - sizeof(Entry) - 64);
   std::vector<EntryId> taken;
   for (int chunk = 0; chunk < 3; ++chunk) {
-    ASSERT_TRUE(arena.AddChunk().ok());
+    AddChunk(&arena);
     for (std::uint32_t i = 0; i < rows; ++i) {
       taken.push_back(arena.Allocate());
       ASSERT_NE(taken.back(), kNoEntry);
@@ -140,10 +151,89 @@ TEST(RowArena, HandsOutEverySlotOnceAndReusesReleasedChunks) {
   std::uint32_t count = 0;
   while (arena.Allocate() != kNoEntry) ++count;
   EXPECT_EQ(count, 2 * rows);
-  ASSERT_TRUE(arena.AddChunk().ok());
+  AddChunk(&arena);
   EXPECT_EQ(arena.chunk_numbers(), 3u);
   while (arena.Allocate() != kNoEntry) ++count;
   EXPECT_EQ(count, 3 * rows);
+}
+
+constexpr std::uint64_t kChunk = 64 << 10;
+
+bool IsZero(const HugeBuffer& buffer) {
+  return std::all_of(buffer.data(), buffer.data() + buffer.size(),
+                     [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+TEST(ChunkSupply, MakesAheadUpToItsLimit) {
+  ChunkSupply supply(kChunk, /*background=*/true);
+  EXPECT_EQ(supply.chunks(), 0u);
+  supply.SetLimit(3);
+  std::vector<HugeBuffer> taken;
+  for (int i = 0; i < 10; ++i) {
+    while (supply.chunks() < 3) std::this_thread::yield();
+    auto chunk = supply.Take();
+    ASSERT_TRUE(chunk.ok());
+    EXPECT_EQ(chunk->size(), kChunk);
+    EXPECT_TRUE(IsZero(*chunk));
+    chunk->data()[0] = std::byte{1};
+    taken.push_back(std::move(chunk).value());
+    EXPECT_LE(supply.chunks(), 2u) << "the taken one counts until the limit is set again";
+    supply.SetLimit(3);
+  }
+  supply.SetLimit(1);
+  EXPECT_LE(supply.chunks(), 1u);
+  supply.SetLimit(0);
+  EXPECT_EQ(supply.chunks(), 0u);
+  ASSERT_TRUE(supply.Take().ok());
+}
+
+TEST(ChunkSupply, AFallingLimitWaitsForTheChunkInTheMaking) {
+  std::atomic<bool> in_the_making{false}, go_on{false};
+  SyncPoint::Arm([&](std::string_view name) {
+    if (name != "cache.memory.before_touch") return;
+    in_the_making = true;
+    while (!go_on) std::this_thread::yield();
+  });
+  {
+    ChunkSupply supply(kChunk, /*background=*/true);
+    supply.SetLimit(1);
+    while (!in_the_making) std::this_thread::yield();
+    EXPECT_EQ(supply.chunks(), 1u) << "what is in the making counts";
+    Thread release("release", ThreadPriority::kNormal, [&] { go_on = true; });
+    supply.SetLimit(0);
+    EXPECT_TRUE(go_on);
+    EXPECT_EQ(supply.chunks(), 0u);
+    release.Join();
+    // Taken where the limit allows no other beside it.
+    in_the_making = go_on = false;
+    supply.SetLimit(1);
+    while (!in_the_making) std::this_thread::yield();
+    Thread again("release", ThreadPriority::kNormal, [&] { go_on = true; });
+    ASSERT_TRUE(supply.Take().ok());
+    EXPECT_TRUE(go_on);
+    EXPECT_EQ(supply.chunks(), 0u);
+    again.Join();
+  }
+  SyncPoint::Arm(nullptr);
+}
+
+TEST(ChunkSupply, WithoutAThreadNothingIsMadeAhead) {
+  ChunkSupply supply(kChunk, /*background=*/false);
+  supply.SetLimit(5);
+  EXPECT_EQ(supply.chunks(), 0u);
+  auto chunk = supply.Take();
+  ASSERT_TRUE(chunk.ok());
+  EXPECT_EQ(chunk->size(), kChunk);
+  EXPECT_EQ(supply.chunks(), 0u);
+}
+
+TEST(ChunkSupply, WhoTakesMeetsTheLackOfMemory) {
+  ChunkSupply supply(std::uint64_t{1} << 47, /*background=*/true);  // More than can be addressed.
+  supply.SetLimit(2);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(supply.Take().status().code(), StatusCode::kOutOfMemory);
+    supply.SetLimit(2);
+  }
 }
 
 }  // namespace

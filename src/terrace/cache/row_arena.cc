@@ -32,9 +32,8 @@ RowArena::RowArena(std::uint32_t row_bytes, std::uint64_t chunk_bytes)
   TERRACE_CHECK(rows_per_chunk_ > 0 && slot_bits_ < 32);
 }
 
-Status RowArena::AddChunk() {
-  TERRACE_CHECK(present_chunks_ < max_chunks());
-  TERRACE_ASSIGN_OR_RETURN(HugeBuffer buffer, HugeBuffer::Allocate(chunk_bytes_));
+void RowArena::AddChunk(HugeBuffer memory) {
+  TERRACE_CHECK(present_chunks_ < max_chunks() && memory.size() >= chunk_bytes_);
   std::uint32_t chunk = 0;
   while (chunk < chunks_.size() && bases_[chunk] != nullptr) ++chunk;
   if (chunk == chunks_.size()) {
@@ -42,11 +41,10 @@ Status RowArena::AddChunk() {
     chunks_.emplace_back();
   }
   const bool listed = chunks_[chunk].listed;
-  bases_[chunk] = buffer.data();
-  chunks_[chunk] = Chunk{.buffer = std::move(buffer), .listed = listed};
+  bases_[chunk] = memory.data();
+  chunks_[chunk] = Chunk{.buffer = std::move(memory), .listed = listed};
   ++present_chunks_;
   List(chunk);
-  return OkStatus();
 }
 
 EntryId RowArena::Allocate() {

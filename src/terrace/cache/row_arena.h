@@ -87,8 +87,8 @@ class RowArena {
     return bases_[id >> slot_bits_] + rows_offset_ + std::uint64_t{id & slot_mask_} * stride_;
   }
 
-  // kOutOfMemory: nothing changed.
-  Status AddChunk();
+  // `memory`: chunk_bytes(), zeroed.
+  void AddChunk(HugeBuffer memory);
   // An entry in state kTaken, from an open chunk, counted as held; kNoEntry when all are taken.
   EntryId Allocate();
   // REQUIRES: not held.

@@ -37,7 +37,9 @@ WriteBackOptions BufferOptions(const RowCacheOptions& options, std::size_t shard
   result.row_bytes = options.row_bytes;
   result.background = options.background;
   // Each shard gets flush_bytes at a time, but all buffers stay within an eighth of the capacity.
-  const std::uint64_t bytes = std::min(options.flush_bytes * shards, options.capacity_bytes / 16);
+  const std::uint64_t most = options.capacity_bytes / 8 /
+                             std::max<std::uint64_t>(2, WriteBack::BufferCount(options.background));
+  const std::uint64_t bytes = std::min(options.flush_bytes * shards, most);
   const std::uint64_t rows = bytes / (options.row_bytes + 40);
   result.buffer_rows =
       static_cast<std::uint32_t>(std::clamp<std::uint64_t>(rows, 1, kMaxBufferRows));
@@ -154,6 +156,7 @@ RowCacheImpl::RowCacheImpl(const RowCacheOptions& options, Clock* clock, std::ve
       victims_at_once_(std::min(kVictims, write_back->buffer_rows())),
       write_back_(std::move(write_back)),
       arena_(options.row_bytes, chunk_bytes),
+      supply_(chunk_bytes, options.background),
       policy_(MakeLruLfuPolicy(&arena_, options.lru_share)) {}
 
 RowCacheImpl::~RowCacheImpl() {
@@ -345,7 +348,10 @@ Status RowCacheImpl::AddChunk() {
         RebuildMap(std::max(rows, std::min(2 * map_.capacity_rows(), RowsIn(max_chunks_)))));
   }
   TERRACE_RETURN_IF_ERROR(policy_->Reserve(rows));
-  return arena_.AddChunk();
+  TERRACE_ASSIGN_OR_RETURN(HugeBuffer memory, supply_.Take());
+  arena_.AddChunk(std::move(memory));
+  LimitSupply();
+  return OkStatus();
 }
 
 Status RowCacheImpl::RebuildMap(std::uint64_t rows) {

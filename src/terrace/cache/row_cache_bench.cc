@@ -49,6 +49,13 @@ class NullStore final : public Store {
     for (std::size_t i = 0; i < keys.size(); ++i) sum_ += static_cast<std::uint64_t>(rows[i][0]);
     return OkStatus();
   }
+  Result<std::unique_ptr<StagedRows>> Stage(std::span<const Key> keys,
+                                            std::span<const std::byte* const> rows,
+                                            std::span<const std::uint8_t> /*stored*/) override {
+    TERRACE_RETURN_IF_ERROR(Write(keys, rows, {}));
+    return std::make_unique<StagedRows>();
+  }
+  Status Publish(std::unique_ptr<StagedRows> /*staged*/) override { return OkStatus(); }
   Status Erase(std::span<const Key> /*keys*/) override { return OkStatus(); }
   Result<ManifestReference> Commit(std::uint64_t /*id*/) override { return ManifestReference(); }
   Status Drop(std::uint64_t /*id*/) override { return OkStatus(); }

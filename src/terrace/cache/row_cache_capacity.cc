@@ -14,8 +14,8 @@ std::uint64_t RowCacheImpl::BytesFor(std::uint64_t chunks) const {
 }
 
 std::uint64_t RowCacheImpl::UsedBytes() const {
-  return arena_.present_chunks() * arena_.chunk_bytes() + map_.bytes() + policy_->bytes() +
-         write_back_->bytes();
+  return (arena_.present_chunks() + supply_.chunks()) * arena_.chunk_bytes() + map_.bytes() +
+         policy_->bytes() + write_back_->bytes();
 }
 
 std::uint64_t RowCacheImpl::ChunksFor(std::uint64_t capacity_bytes) const {
@@ -28,6 +28,14 @@ std::uint64_t RowCacheImpl::ChunksFor(std::uint64_t capacity_bytes) const {
   return fits;
 }
 
+void RowCacheImpl::LimitSupply() {
+  // A cache that nobody fills takes no memory, one that fills at most twice what it uses.
+  constexpr std::uint64_t kMostShare = 8;  // Of the capacity.
+  const std::uint64_t present = arena_.present_chunks();
+  const std::uint64_t rest = target_chunks_ > present ? target_chunks_ - present : 0;
+  supply_.SetLimit(std::min({rest, present, target_chunks_ / kMostShare}));
+}
+
 Status RowCacheImpl::SetCapacity(std::uint64_t capacity_bytes) {
   MutexLock lock(&mu_);
   const std::uint64_t chunks = ChunksFor(capacity_bytes);
@@ -37,6 +45,7 @@ Status RowCacheImpl::SetCapacity(std::uint64_t capacity_bytes) {
   }
   capacity_bytes_ = capacity_bytes;
   target_chunks_ = chunks;
+  LimitSupply();
   if (map_.capacity_rows() == 0) TERRACE_RETURN_IF_ERROR(RebuildMap(RowsIn(1)));
   CloseChunks();
   TERRACE_RETURN_IF_ERROR(ReleaseClosed());
@@ -74,10 +83,11 @@ void RowCacheImpl::CloseChunks() {
 Result<bool> RowCacheImpl::EmptyChunk(std::uint32_t chunk) {
   std::uint32_t slot = 0;
   // Whatever may have changed while mu_ was released is looked at again.
-  while (arena_.present(chunk) && arena_.closed(chunk) && arena_.held(chunk) == 0 &&
-         arena_.used(chunk) > 0 && slot < arena_.touched(chunk)) {
+  while (arena_.present(chunk) && arena_.closed(chunk) && arena_.used(chunk) > 0 &&
+         slot < arena_.touched(chunk)) {
     const EntryId id = arena_.id(chunk, slot);
-    if (arena_.entry(id).place == kFree) {
+    // Rows that are held keep the chunk; the others go ahead of them.
+    if (arena_.entry(id).place < kFirstQueue) {
       ++slot;
       continue;
     }

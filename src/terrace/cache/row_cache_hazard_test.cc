@@ -131,9 +131,9 @@ TEST(Hazard, AFlushTakesNoRoomFromUnderAnEviction) {
   store.HoldWrites();
   {
     WriteBack::AppendScope appends(&write_back);
-    for (Key key = 0; key < 13; ++key) appends.Append(key, row.data(), /*stored=*/false);
+    for (Key key = 0; key < 23; ++key) appends.Append(key, row.data(), /*stored=*/false);
   }
-  store.WaitForHeldWrite();  // One buffer is in flight, the other holds three rows.
+  store.WaitForHeldWrite();  // One buffer is in flight, one waits, the last holds three rows.
   std::atomic<bool> started{false};
   Status flushed;
   Thread flusher;
@@ -146,12 +146,98 @@ TEST(Hazard, AFlushTakesNoRoomFromUnderAnEviction) {
     });
     while (!started) std::this_thread::yield();
     for (int i = 0; i < 1000; ++i) std::this_thread::yield();  // It gets as far as it can.
-    for (Key key = 13; key < 20; ++key) appends.Append(key, row.data(), /*stored=*/false);
+    for (Key key = 23; key < 30; ++key) appends.Append(key, row.data(), /*stored=*/false);
   }
   store.LetGo();
   flusher.Join();
   EXPECT_TRUE(flushed.ok());
+  EXPECT_EQ(store.size(), 30u);
+}
+
+// The halves of a write overlap: what is staged while the write before it fails must not get into
+// the store before that.
+TEST(Hazard, AWriteStagedBehindAFailedOneIsWrittenAgain) {
+  FakeStore store(kRowBytes);
+  auto made = WriteBack::Create({.row_bytes = kRowBytes, .buffer_rows = 10}, {&store});
+  ASSERT_TRUE(made.ok());
+  WriteBack& write_back = **made;
+  const auto append = [&](Key key, const Row& row, bool stored = false) {
+    WriteBack::AppendScope appends(&write_back);
+    appends.Append(key, row.data(), stored);
+  };
+  store.HoldPublishes();
+  for (Key key = 0; key < 10; ++key) append(key, TrainedRow(key, 1));
+  store.WaitForHeldPublish();
+  for (Key key = 5; key < 15; ++key) append(key, TrainedRow(key, 2), key < 10);
+  while (store.staged() < 2) std::this_thread::yield();
+  store.FailPublishes(true);
+  store.LetGo();
+  EXPECT_EQ(write_back.MakeRoom(10, false).code(), StatusCode::kOk) << "one buffer is left";
+  for (Key key = 20; key < 21; ++key) append(key, TrainedRow(key, 1));
+  const Status failed = write_back.MakeRoom(10, false);
+  EXPECT_NE(failed.message().find("publish fails"), std::string::npos) << failed.ToString();
+  while (store.staged() > 0) std::this_thread::yield();  // None is left behind.
+  EXPECT_EQ(store.size(), 0u);
+  EXPECT_EQ(write_back.unwritten_rows(), 21u);
+  // Both versions are here still, and the newer one is seen.
+  Row row(kRowBytes);
+  std::byte* place = row.data();
+  std::uint8_t found = 0;
+  const Key key = 7;
+  EXPECT_EQ(write_back.Copy({&key, 1}, {&place, 1}, {&found, 1}), 1u);
+  EXPECT_EQ(row, TrainedRow(7, 2));
+  EXPECT_FALSE(write_back.Flush().ok());
+  EXPECT_FALSE(write_back.status().ok());
+  store.FailPublishes(false);
+  ASSERT_TRUE(write_back.Flush().ok());
+  EXPECT_TRUE(write_back.status().ok());
+  for (Key k = 0; k < 15; ++k) EXPECT_EQ(store.Get(k), TrainedRow(k, k < 5 ? 1 : 2)) << k;
+  EXPECT_EQ(store.write_sizes(), (std::vector<std::size_t>{10, 10, 1}));
+}
+
+// A write that fails at its first half, while the one before it is in its second.
+TEST(Hazard, AWriteThatFailsBehindOneInFlightLeavesThatAlone) {
+  FakeStore store(kRowBytes);
+  auto made = WriteBack::Create({.row_bytes = kRowBytes, .buffer_rows = 10}, {&store});
+  ASSERT_TRUE(made.ok());
+  WriteBack& write_back = **made;
+  const auto append = [&](Key first) {
+    WriteBack::AppendScope appends(&write_back);
+    for (Key key = first; key < first + 10; ++key)
+      appends.Append(key, InitialRow(key).data(), /*stored=*/false);
+  };
+  store.HoldPublishes();
+  append(0);
+  store.WaitForHeldPublish();
+  store.FailWrites(true);
+  append(100);
+  while (write_back.status().ok()) std::this_thread::yield();
+  store.LetGo();
+  while (write_back.written_rows() < 10) std::this_thread::yield();
+  EXPECT_EQ(store.size(), 10u);
+  EXPECT_FALSE(write_back.status().ok());
+  store.FailWrites(false);
+  ASSERT_TRUE(write_back.Flush().ok());
   EXPECT_EQ(store.size(), 20u);
+}
+
+TEST(Hazard, WhatIsStagedAtTheEndIsDropped) {
+  FakeStore store(kRowBytes);
+  {
+    auto made = WriteBack::Create({.row_bytes = kRowBytes, .buffer_rows = 10}, {&store});
+    ASSERT_TRUE(made.ok());
+    store.HoldPublishes();
+    {
+      WriteBack::AppendScope appends(made->get());
+      for (Key key = 0; key < 20; ++key)
+        appends.Append(key, InitialRow(key).data(), /*stored=*/false);
+    }
+    while (store.staged() < 2) std::this_thread::yield();
+    Thread release("release", ThreadPriority::kNormal, [&] { store.LetGo(); });
+    made->reset();
+    release.Join();
+  }
+  EXPECT_EQ(store.staged(), 0);
 }
 
 TEST(Hazard, FlushBesideEvictions) {
@@ -409,6 +495,8 @@ TEST(Capacity, PinnedRowsDelayAShrinkAndTheNextPinReachesIt) {
   const std::uint64_t smaller = kSmall;
   EXPECT_EQ(cache.SetCapacity(smaller).code(), StatusCode::kOutOfMemory);
   EXPECT_GT(cache.stats().used_bytes, smaller);
+  // What nobody holds has gone from the chunks that have to go, so that the pin finds little to do.
+  EXPECT_LE(cache.stats().rows, held.size() + cache.MaxPinnedRows());
   for (std::size_t w = 0; w < held.size(); ++w) ASSERT_EQ(RowAt(held, w), TrainedRow(w, 1));
   held.Release();
   PinnedRows next = PinOrDie(&cache, KeyRange(0, 10));
@@ -420,6 +508,25 @@ TEST(Capacity, PinnedRowsDelayAShrinkAndTheNextPinReachesIt) {
   const std::size_t grown = cache.MaxPinnedRows();
   PinnedRows more = PinOrDie(&cache, KeyRange(0, grown));
   EXPECT_LE(cache.stats().used_bytes, 8 * kSmall);
+}
+
+// Chunks that are made ahead count, and go first.
+TEST(Capacity, MemoryMadeAheadStaysWithinTheLimit) {
+  constexpr std::uint64_t kMost = 16 * kSmall;
+  Fixture fixture(kMost, /*background=*/true);
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  Rng rng(3);
+  std::uint64_t limit = kMost;
+  for (int step = 0; step < 300; ++step) {
+    if (rng.Below(8) == 0) {
+      limit = kMost / (1 + rng.Below(4));
+      ASSERT_TRUE(cache.SetCapacity(limit).ok());
+      EXPECT_LE(cache.stats().used_bytes, limit) << step;
+    }
+    TrainRange(&cache, rng.Below(10'000), 1 + rng.Below(cache.MaxPinnedRows()));
+    EXPECT_LE(cache.stats().used_bytes, limit) << step;
+  }
 }
 
 TEST(Capacity, AFailedPinHoldsNothing) {

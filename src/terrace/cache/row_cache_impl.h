@@ -13,6 +13,7 @@
 
 #include "terrace/base/mutex.h"
 #include "terrace/base/thread.h"
+#include "terrace/cache/chunk_supply.h"
 #include "terrace/cache/entry_map.h"
 #include "terrace/cache/eviction_policy.h"
 #include "terrace/cache/row_arena.h"
@@ -95,6 +96,8 @@ class RowCacheImpl final : public RowCache {
   // Takes an entry for each missing row, evicting others. May release mu_ meanwhile.
   Status AllocateMissing(PinnedRows* pinned, Missing* missing) TERRACE_REQUIRES(mu_);
   Status AddChunk() TERRACE_REQUIRES(mu_);
+  // Lets chunks be made ahead, within the capacity.
+  void LimitSupply() TERRACE_REQUIRES(mu_);
   // Evicts up to `wanted` rows; their entries go to `freed`, or back to the arena when their chunk
   // is closed. REQUIRES: wanted <= victims_at_once_, and the write buffer has room for as many.
   std::size_t EvictGroup(std::size_t wanted, EntryId* freed, WriteBack::AppendScope* appends)
@@ -130,7 +133,7 @@ class RowCacheImpl final : public RowCache {
   Status ReleaseClosed() TERRACE_REQUIRES(mu_);
   // Closes as many chunks as the limit demands; held rows raise the limit.
   void CloseChunks() TERRACE_REQUIRES(mu_);
-  // Empties one closed chunk; true when it is empty. May release mu_.
+  // Evicts the rows of one closed chunk that are not held; true when it is empty. May release mu_.
   Result<bool> EmptyChunk(std::uint32_t chunk) TERRACE_REQUIRES(mu_);
   Status RebuildMap(std::uint64_t rows) TERRACE_REQUIRES(mu_);
 
@@ -150,6 +153,7 @@ class RowCacheImpl final : public RowCache {
   CondVar loaded_;       // A load has ended.
   // Bases and rows of pinned entries are read without mu_; chunk tables change under it.
   RowArena arena_;
+  ChunkSupply supply_;
   EntryMap map_ TERRACE_GUARDED_BY(mu_);
   std::unique_ptr<EvictionPolicy> policy_ TERRACE_GUARDED_BY(mu_);
   std::uint64_t capacity_bytes_ TERRACE_GUARDED_BY(mu_) = 0;

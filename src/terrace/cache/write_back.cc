@@ -1,8 +1,9 @@
 #include "terrace/cache/write_back.h"
 
+#include <algorithm>
 #include <cstring>
-#include <new>
 #include <numeric>
+#include <string>
 #include <utility>
 
 #include "terrace/base/check.h"
@@ -22,12 +23,13 @@ std::uint64_t RowBufferBytes(const WriteBackOptions& options) {
   return (bytes + unit - 1) / unit * unit;
 }
 
-std::uint64_t BufferCount(const WriteBackOptions& options) { return options.background ? 2 : 1; }
+// Shards written side by side, each by a thread; what one disk takes needs no more.
+constexpr std::size_t kMostShardWriters = 4;
 }  // namespace
 
 std::uint64_t WriteBack::BytesFor(const WriteBackOptions& options) {
   constexpr std::uint64_t kPerRow = 2 * sizeof(Key) + sizeof(const std::byte*) + 2;
-  const std::uint64_t count = BufferCount(options);
+  const std::uint64_t count = BufferCount(options.background);
   return count * (RowBufferBytes(options) + kPerRow * options.buffer_rows) +
          EntryMap::BytesFor(count * options.buffer_rows);
 }
@@ -37,9 +39,16 @@ Result<std::unique_ptr<WriteBack>> WriteBack::Create(const WriteBackOptions& opt
   TERRACE_CHECK(options.buffer_rows > 0 && options.buffer_rows <= kIndexMask && !stores.empty());
   std::unique_ptr<WriteBack> write_back(new WriteBack(options, std::move(stores)));
   TERRACE_RETURN_IF_ERROR(write_back->Allocate());
+  WriteBack* self = write_back.get();
+  self->shard_writers_ = std::make_unique<WorkerGroup>(
+      "cache-shard",
+      options.background ? static_cast<int>(std::min(self->stores_.size(), kMostShardWriters)) : 1,
+      nullptr, ThreadPriority::kYielding);
   if (options.background) {
-    WriteBack* self = write_back.get();
-    self->thread_ = Thread("cache-write", ThreadPriority::kYielding, [self] { self->Loop(); });
+    self->stage_thread_ =
+        Thread("cache-write", ThreadPriority::kYielding, [self] { self->StageLoop(); });
+    self->publish_thread_ =
+        Thread("cache-publish", ThreadPriority::kYielding, [self] { self->PublishLoop(); });
   }
   return write_back;
 }
@@ -49,7 +58,7 @@ WriteBack::WriteBack(const WriteBackOptions& options, std::vector<Store*> stores
 
 Status WriteBack::Allocate() {
   MutexLock lock(&mu_);
-  buffers_.resize(BufferCount(options_));
+  buffers_.resize(BufferCount(options_.background));
   for (std::size_t i = buffers_.size(); i > 0; --i) {
     Buffer& buffer = buffers_[i - 1];
     TERRACE_ASSIGN_OR_RETURN(buffer.rows, HugeBuffer::Allocate(RowBufferBytes(options_)));
@@ -58,6 +67,7 @@ Status WriteBack::Allocate() {
     buffer.shard_keys.reserve(options_.buffer_rows);
     buffer.shard_rows.reserve(options_.buffer_rows);
     buffer.shard_stored.reserve(options_.buffer_rows);
+    buffer.staged.resize(stores_.size());
     idle_.push_back(static_cast<std::uint32_t>(i - 1));
   }
   TERRACE_RETURN_IF_ERROR(map_.Reset(buffers_.size() * options_.buffer_rows));
@@ -70,8 +80,10 @@ WriteBack::~WriteBack() {
     MutexLock lock(&mu_);
     stop_ = true;
     work_.NotifyAll();
+    staging_.NotifyAll();
   }
-  if (thread_.joinable()) thread_.Join();
+  if (stage_thread_.joinable()) stage_thread_.Join();
+  if (publish_thread_.joinable()) publish_thread_.Join();
 }
 
 std::size_t WriteBack::Room() const {
@@ -123,82 +135,166 @@ void WriteBack::Submit() {
   work_.NotifyOne();
 }
 
-Status WriteBack::WriteRows(Buffer* buffer) {
-  SyncPoint::Hit("cache.writeback.before_write");
-  // A counting sort by shard; the store brings the rows of one into its own order.
+void WriteBack::SortByShard(Buffer* buffer) const {
+  // A counting sort; the store brings the rows of one shard into its own order.
   const auto shards = static_cast<std::uint32_t>(stores_.size());
   const std::vector<Key>& keys = buffer->keys;
-  std::vector<std::size_t> ends(shards + 1, 0);
-  for (const Key key : keys) ++ends[ShardOfHash(MixKey(key), shards) + 1];
-  std::partial_sum(ends.begin(), ends.end(), ends.begin());
+  std::vector<std::size_t>& begins = buffer->shard_begins;
+  begins.assign(shards + 1, 0);
+  for (const Key key : keys) ++begins[ShardOfHash(MixKey(key), shards) + 1];
+  std::partial_sum(begins.begin(), begins.end(), begins.begin());
+  std::vector<std::size_t> next(begins.begin(), begins.end() - 1);
   buffer->shard_keys.resize(keys.size());
   buffer->shard_rows.resize(keys.size());
   buffer->shard_stored.resize(keys.size());
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    const std::size_t place = ends[ShardOfHash(MixKey(keys[i]), shards)]++;
+    const std::size_t place = next[ShardOfHash(MixKey(keys[i]), shards)]++;
     buffer->shard_keys[place] = keys[i];
     buffer->shard_rows[place] = RowIn(*buffer, i);
     buffer->shard_stored[place] = buffer->stored[i];
   }
-  std::size_t begin = 0;
-  for (std::uint32_t shard = 0; shard < shards; ++shard) {
-    const std::size_t count = ends[shard] - begin;
-    if (count == 0) continue;
-    const Status written = stores_[shard]->Write(
+}
+
+Status WriteBack::StageRows(Buffer* buffer) {
+  SyncPoint::Hit("cache.writeback.before_write");
+  SortByShard(buffer);
+  std::vector<Status> statuses(stores_.size());
+  std::atomic<bool> failed = false;  // Relaxed: a shard more or less is written in vain.
+  shard_writers_->Run(static_cast<int>(stores_.size()), [&](int shard) {
+    const auto s = static_cast<std::size_t>(shard);
+    const std::size_t begin = buffer->shard_begins[s];
+    const std::size_t count = buffer->shard_begins[s + 1] - begin;
+    if (count == 0 || failed.load(std::memory_order_relaxed)) return;
+    Result<std::unique_ptr<StagedRows>> staged = stores_[s]->Stage(
         std::span<const Key>(buffer->shard_keys).subspan(begin, count),
         std::span<const std::byte* const>(buffer->shard_rows).subspan(begin, count),
         std::span<const std::uint8_t>(buffer->shard_stored).subspan(begin, count));
-    if (!written.ok()) {
-      // What is tried again goes to the shards before it a second time.
-      for (std::size_t i = 0; i < keys.size(); ++i) {
-        if (ShardOfHash(MixKey(keys[i]), shards) < shard) buffer->stored[i] = 1;
-      }
-      return written.WithContext("writing evicted rows to shard " + std::to_string(shard));
+    if (staged.ok()) {
+      buffer->staged[s] = std::move(staged).value();
+      return;
     }
-    begin = ends[shard];
+    statuses[s] = staged.status();
+    failed.store(true, std::memory_order_relaxed);
+  });
+  for (std::size_t shard = 0; shard < statuses.size(); ++shard) {
+    if (statuses[shard].ok()) continue;
+    for (auto& staged : buffer->staged) staged.reset();
+    return statuses[shard].WithContext("writing evicted rows to shard " + std::to_string(shard));
+  }
+  return OkStatus();
+}
+
+Status WriteBack::PublishRows(Buffer* buffer) {
+  for (std::size_t shard = 0; shard < stores_.size(); ++shard) {
+    if (buffer->staged[shard] == nullptr) continue;
+    const Status published = stores_[shard]->Publish(std::move(buffer->staged[shard]));
+    if (published.ok()) continue;
+    for (auto& staged : buffer->staged) staged.reset();
+    // What is tried again goes to the shards before it a second time.
+    const auto shards = static_cast<std::uint32_t>(stores_.size());
+    for (std::size_t i = 0; i < buffer->keys.size(); ++i) {
+      if (ShardOfHash(MixKey(buffer->keys[i]), shards) < shard) buffer->stored[i] = 1;
+    }
+    return published.WithContext("writing evicted rows to shard " + std::to_string(shard));
   }
   SyncPoint::Hit("cache.writeback.after_write");
   return OkStatus();
 }
 
-void WriteBack::WriteOldest() {
+void WriteBack::EndWrite() {
   const std::uint32_t number = queue_.front();
   Buffer& buffer = buffers_[number];
-  writing_ = true;
-  mu_.Unlock();
-  // A submitted buffer's rows and keys are constant until it is idle again.
-  Status status = WriteRows(&buffer);
-  mu_.Lock();
-  writing_ = false;
-  if (status.ok()) {
-    for (std::size_t i = 0; i < buffer.keys.size(); ++i) {
-      if (i + kAhead < buffer.keys.size()) map_.Prefetch(MixKey(buffer.keys[i + kAhead]));
-      // A newer version may lie in another buffer by now.
-      const std::uint32_t place = FindPlace(buffer.keys[i]);
-      if (place == (number << kIndexBits | static_cast<std::uint32_t>(i))) {
-        map_.Erase(MixKey(buffer.keys[i]), place);
-      }
+  for (std::size_t i = 0; i < buffer.keys.size(); ++i) {
+    if (i + kAhead < buffer.keys.size()) map_.Prefetch(MixKey(buffer.keys[i + kAhead]));
+    // A newer version may lie in another buffer by now.
+    const std::uint32_t place = FindPlace(buffer.keys[i]);
+    if (place == (number << kIndexBits | static_cast<std::uint32_t>(i))) {
+      map_.Erase(MixKey(buffer.keys[i]), place);
     }
-    queue_.pop_front();
-    written_sequence_ = buffer.sequence;
-    written_rows_ += buffer.keys.size();
-    unwritten_rows_ -= buffer.keys.size();
-    buffer.keys.clear();
-    buffer.stored.clear();
-    idle_.push_back(number);
-  } else {
-    failure_ = std::move(status);
-    failed_.store(true, std::memory_order_relaxed);
   }
+  queue_.pop_front();
+  written_sequence_ = buffer.sequence;
+  written_rows_ += buffer.keys.size();
+  unwritten_rows_ -= buffer.keys.size();
+  buffer.keys.clear();
+  buffer.stored.clear();
+  idle_.push_back(number);
   written_.NotifyAll();
 }
 
-void WriteBack::Loop() {
+void WriteBack::Fail(Status failure) {
+  failure_ = std::move(failure);
+  failed_.store(true, std::memory_order_relaxed);
+  written_.NotifyAll();
+}
+
+// A submitted buffer's rows and keys are constant until it is idle again: that is what lets the
+// following work on them without mu_.
+
+void WriteBack::WriteOldest() {
+  Buffer& buffer = buffers_[queue_.front()];
+  writing_ = true;
+  mu_.Unlock();
+  Status status = StageRows(&buffer);
+  if (status.ok()) status = PublishRows(&buffer);
+  mu_.Lock();
+  writing_ = false;
+  if (status.ok()) {
+    EndWrite();
+  } else {
+    Fail(std::move(status));
+  }
+}
+
+void WriteBack::StageLoop() {
   MutexLock lock(&mu_);
   while (true) {
-    while (!stop_ && (queue_.empty() || !failure_.ok() || writing_)) work_.Wait(&mu_);
+    while (!stop_ && (staged_ == queue_.size() || !failure_.ok())) work_.Wait(&mu_);
     if (stop_) return;
-    WriteOldest();
+    Buffer& buffer = buffers_[queue_[staged_]];
+    const std::uint64_t failed_before = failed_publishes_;
+    mu_.Unlock();
+    Status status = StageRows(&buffer);
+    mu_.Lock();
+    if (failed_before != failed_publishes_) {
+      // The stores take nothing in before that which failed.
+      mu_.Unlock();
+      for (auto& staged : buffer.staged) staged.reset();
+      mu_.Lock();
+    } else if (status.ok()) {
+      ++staged_;
+      staging_.NotifyOne();
+    } else {
+      Fail(std::move(status));
+    }
+  }
+}
+
+void WriteBack::PublishLoop() {
+  MutexLock lock(&mu_);
+  while (true) {
+    while (!stop_ && staged_ == 0) staging_.Wait(&mu_);
+    if (stop_) return;
+    Buffer& buffer = buffers_[queue_.front()];
+    mu_.Unlock();
+    Status status = PublishRows(&buffer);
+    mu_.Lock();
+    if (status.ok()) {
+      --staged_;
+      EndWrite();
+      continue;
+    }
+    // All that was staged behind it begins anew, so that versions keep their order.
+    std::vector<std::unique_ptr<StagedRows>> dropped;
+    for (std::size_t i = 1; i < staged_; ++i) {
+      for (auto& staged : buffers_[queue_[i]].staged) dropped.push_back(std::move(staged));
+    }
+    staged_ = 0;
+    ++failed_publishes_;
+    mu_.Unlock();
+    dropped.clear();
+    mu_.Lock();
+    Fail(std::move(status));
   }
 }
 

@@ -1,8 +1,9 @@
 // WriteBack: dirty rows on their way to the stores. Rows are copied into buffers of fixed size; a
-// full buffer is written, by a thread of its own or by whoever needs the room. Until its
-// write has succeeded a row is found here, in its newest version. Writes go in the order of
-// appending; a failed one stays first in the queue and nothing is written until Flush() tries
-// again. Threads: internally synchronised; Append from one thread at a time. Borrows the stores.
+// full buffer is written, by two threads, of which one brings the next buffer to the disk while the
+// other has the stores take the last one in; or by whoever needs the room. Until its write has
+// succeeded a row is found here, in its newest version. Writes go in the order of appending; a
+// failed one stays first in the queue and nothing is written until Flush() tries again. Threads:
+// internally synchronised; Append from one thread at a time. Borrows the stores.
 #pragma once
 
 #include <atomic>
@@ -26,11 +27,13 @@ namespace terrace {
 struct WriteBackOptions {
   std::uint32_t row_bytes = 0;
   std::uint32_t buffer_rows = 0;  // Leave together; at most 2^24.
-  bool background = true;         // Two buffers and a thread; false: one, and none.
+  bool background = true;         // Three buffers and two threads; false: one, and none.
 };
 
 class WriteBack {
  public:
+  // One is filled, one goes to the disk, one into the index.
+  static std::uint64_t BufferCount(bool background) { return background ? 3 : 1; }
   static std::uint64_t BytesFor(const WriteBackOptions& options);
   // kOutOfMemory.
   static Result<std::unique_ptr<WriteBack>> Create(const WriteBackOptions& options,
@@ -92,10 +95,12 @@ class WriteBack {
     std::vector<Key> keys;
     std::vector<std::uint8_t> stored;  // (keys) 1: its store has had it before.
     std::uint64_t sequence = 0;        // Of its submission, from 1.
-    // Scratch of the write: the rows by shard.
+    // Of the write: the rows by shard, and what the stores have written of them.
     std::vector<Key> shard_keys;
     std::vector<const std::byte*> shard_rows;
     std::vector<std::uint8_t> shard_stored;
+    std::vector<std::size_t> shard_begins;            // (shards + 1)
+    std::vector<std::unique_ptr<StagedRows>> staged;  // (shards) Null: no rows.
   };
 
   WriteBack(const WriteBackOptions& options, std::vector<Store*> stores);
@@ -108,12 +113,19 @@ class WriteBack {
   void Append(Key key, const std::byte* row, bool stored) TERRACE_REQUIRES(mu_);
   void Submit() TERRACE_REQUIRES(mu_);
   // Writes the oldest submitted buffer, mu_ released meanwhile. REQUIRES: there is one, no failure,
-  // and nobody writes.
+  // nobody writes, and there are no threads.
   void WriteOldest() TERRACE_REQUIRES(mu_);
   // Writes or waits until `sequence` is written. Returns the failure or the cancellation.
   Status WaitForSequence(std::uint64_t sequence, bool cancellable) TERRACE_REQUIRES(mu_);
-  Status WriteRows(Buffer* buffer);
-  void Loop() TERRACE_EXCLUDES(mu_);
+  void SortByShard(Buffer* buffer) const;
+  // The halves of a write. A buffer that failed has nothing staged.
+  Status StageRows(Buffer* buffer) TERRACE_EXCLUDES(mu_);
+  Status PublishRows(Buffer* buffer) TERRACE_EXCLUDES(mu_);
+  // The oldest buffer is in the stores.
+  void EndWrite() TERRACE_REQUIRES(mu_);
+  void Fail(Status failure) TERRACE_REQUIRES(mu_);
+  void StageLoop() TERRACE_EXCLUDES(mu_);
+  void PublishLoop() TERRACE_EXCLUDES(mu_);
 
   const WriteBackOptions options_;
   const std::uint64_t stride_;
@@ -122,22 +134,27 @@ class WriteBack {
   std::vector<Buffer> buffers_;  // Which of them a thread may touch, the numbers below say.
 
   mutable Mutex mu_;
-  CondVar work_;     // For the thread: a buffer was submitted, a failure cleared, stop.
+  CondVar work_;     // For StageLoop: a buffer was submitted, a failure cleared, stop.
+  CondVar staging_;  // For PublishLoop: a buffer was staged, stop.
   CondVar written_;  // A write has ended; cancelled.
   EntryMap map_ TERRACE_GUARDED_BY(mu_);  // Place of the newest version: buffer * 2^24 + index.
   std::deque<std::uint32_t> queue_ TERRACE_GUARDED_BY(mu_);  // Submitted, the oldest first.
+  std::size_t staged_ TERRACE_GUARDED_BY(mu_) = 0;           // So many of them, from the oldest on.
+  std::uint64_t failed_publishes_ TERRACE_GUARDED_BY(mu_) = 0;
   std::vector<std::uint32_t> idle_ TERRACE_GUARDED_BY(mu_);
   std::int64_t filling_ TERRACE_GUARDED_BY(mu_) = -1;
   std::uint64_t submitted_ TERRACE_GUARDED_BY(mu_) = 0;  // Sequence numbers.
   std::uint64_t written_sequence_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t unwritten_rows_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t written_rows_ TERRACE_GUARDED_BY(mu_) = 0;
-  bool writing_ TERRACE_GUARDED_BY(mu_) = false;
+  bool writing_ TERRACE_GUARDED_BY(mu_) = false;  // Without threads.
   bool stop_ TERRACE_GUARDED_BY(mu_) = false;
   Status failure_ TERRACE_GUARDED_BY(mu_);
   std::atomic<bool> failed_ = false;  // Whether there is one.
   Status cancelled_ TERRACE_GUARDED_BY(mu_);
-  Thread thread_;
+  std::unique_ptr<WorkerGroup> shard_writers_;  // Used by whoever stages.
+  Thread stage_thread_;
+  Thread publish_thread_;
 };
 
 }  // namespace terrace

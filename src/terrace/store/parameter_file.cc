@@ -166,9 +166,10 @@ Status SumRange(File* file, std::uint64_t begin, std::uint64_t end, std::span<st
 
 Result<std::unique_ptr<ParameterFileWriter>> ParameterFileWriter::Create(
     FileSystem* fs, const std::string& path, const RecordLayout& layout, std::uint64_t file_id,
-    bool direct, std::span<std::byte> buffer) {
+    bool direct, std::span<std::byte> buffer, WriteQueue* queue) {
   TERRACE_CHECK(buffer.size() >= kBlockBytes && buffer.size() % kBlockBytes == 0);
-  std::unique_ptr<ParameterFileWriter> writer(new ParameterFileWriter(layout, file_id, buffer));
+  std::unique_ptr<ParameterFileWriter> writer(
+      new ParameterFileWriter(layout, file_id, buffer, queue));
   TERRACE_ASSIGN_OR_RETURN(writer->file_,
                            fs->Open(path, direct ? OpenMode::kCreateDirect : OpenMode::kCreate));
   HeaderBlock header{};
@@ -189,18 +190,57 @@ Result<std::unique_ptr<ParameterFileWriter>> ParameterFileWriter::Create(
   return writer;
 }
 
+ParameterFileWriter::ParameterFileWriter(const RecordLayout& layout, std::uint64_t file_id,
+                                         std::span<std::byte> buffer, WriteQueue* queue)
+    : layout_(layout), seed_(layout.CheckSeed(file_id)), queue_(queue) {
+  info_.id = file_id;
+  const std::uint64_t blocks = buffer.size() / kBlockBytes;
+  parts_.resize(queue == nullptr ? 1 : std::min(kParts, blocks));
+  const std::uint64_t part_bytes = blocks / parts_.size() * kBlockBytes;
+  for (std::size_t p = 0; p < parts_.size(); ++p) {
+    parts_[p].buffer = buffer.subspan(p * part_bytes, part_bytes);
+  }
+  buffer_ = parts_[0].buffer;
+}
+
+ParameterFileWriter::~ParameterFileWriter() {
+  // A failure here is one of a file that its owner gives up.
+  (void)AwaitWrites();
+}
+
 void ParameterFileWriter::HashPending() {
   section_->Update(buffer_.subspan(hashed_, fill_ - hashed_));
   hashed_ = fill_;
 }
 
 Status ParameterFileWriter::Flush() {
+  TERRACE_RETURN_IF_ERROR(failure_);
   if (fill_ == 0) return OkStatus();
   HashPending();
-  TERRACE_RETURN_IF_ERROR(file_->WriteAt(offset_, buffer_.first(fill_)));
-  offset_ += fill_;
+  const std::span<const std::byte> data = buffer_.first(fill_);
+  const std::uint64_t offset = std::exchange(offset_, offset_ + fill_);
   fill_ = hashed_ = 0;
-  return OkStatus();
+  if (queue_ == nullptr) return failure_ = file_->WriteAt(offset, data);
+  WriteRequest& write = parts_[part_].write;
+  write.file = file_.get();
+  write.offset = offset;
+  write.data = data;
+  queue_->Start(&write);
+  part_ = (part_ + 1) % parts_.size();
+  buffer_ = parts_[part_].buffer;
+  // The oldest write: by the ring, those of all other parts came after it.
+  if (parts_[part_].write.started) failure_ = queue_->Wait(&parts_[part_].write);
+  return failure_;
+}
+
+Status ParameterFileWriter::AwaitWrites() {
+  for (std::size_t p = 0; p < parts_.size(); ++p) {
+    WriteRequest& write = parts_[(part_ + p) % parts_.size()].write;
+    if (!write.started) continue;
+    Status status = queue_->Wait(&write);
+    if (failure_.ok()) failure_ = std::move(status);
+  }
+  return failure_;
 }
 
 Status ParameterFileWriter::Append(std::span<const std::byte> data) {
@@ -246,6 +286,7 @@ Status ParameterFileWriter::Add(Key key, std::uint64_t version,
 }
 
 Result<ParameterFileInfo> ParameterFileWriter::Finish() {
+  TERRACE_RETURN_IF_ERROR(failure_);
   info_.rows = keys_.size();
   info_.keys_offset = layout_.KeysOffset(info_.rows);
   info_.bytes = layout_.FileBytes(info_.rows);
@@ -280,6 +321,7 @@ Result<ParameterFileInfo> ParameterFileWriter::Finish() {
   info_.footer_checksum = SealBlock(block.data());
   TERRACE_RETURN_IF_ERROR(Append(block));
   TERRACE_RETURN_IF_ERROR(Flush());
+  TERRACE_RETURN_IF_ERROR(AwaitWrites());
   return info_;
 }
 

@@ -15,6 +15,7 @@
 #include "terrace/base/memory.h"
 #include "terrace/base/status.h"
 #include "terrace/io/file_system.h"
+#include "terrace/io/write_queue.h"
 
 namespace terrace {
 
@@ -117,15 +118,15 @@ class RunningChecksum {
 Status SumRange(File* file, std::uint64_t begin, std::uint64_t end, std::span<std::byte> buffer,
                 RunningChecksum* sum);
 
-// Writes one file in one sequential pass of whole buffers.
+// Writes one file in one sequential pass of whole buffers. Add and Finish return the first failure.
 class ParameterFileWriter {
  public:
-  // `buffer`: aligned, of whole blocks; borrowed until Finish or destruction.
-  static Result<std::unique_ptr<ParameterFileWriter>> Create(FileSystem* fs,
-                                                             const std::string& path,
-                                                             const RecordLayout& layout,
-                                                             std::uint64_t file_id, bool direct,
-                                                             std::span<std::byte> buffer);
+  // `buffer`: aligned, of whole blocks; borrowed until destruction. `queue`: writes one part of the
+  // buffer while the next is filled; null: the calling thread writes the whole of it.
+  static Result<std::unique_ptr<ParameterFileWriter>> Create(
+      FileSystem* fs, const std::string& path, const RecordLayout& layout, std::uint64_t file_id,
+      bool direct, std::span<std::byte> buffer, WriteQueue* queue);
+  ~ParameterFileWriter();  // Waits for what is being written.
   // REQUIRES: keys in strictly ascending order of MixKey; payload of row_bytes, or empty for a
   // deletion.
   Status Add(Key key, std::uint64_t version, std::span<const std::byte> payload);
@@ -136,21 +137,31 @@ class ParameterFileWriter {
   std::unique_ptr<File> TakeFile() { return std::move(file_); }
 
  private:
+  // Of the buffer, with a queue: small ones keep the wait for the last of them short.
+  static constexpr std::uint64_t kParts = 4;
+  struct Part {
+    std::span<std::byte> buffer;
+    WriteRequest write;
+  };
+
   ParameterFileWriter(const RecordLayout& layout, std::uint64_t file_id,
-                      std::span<std::byte> buffer)
-      : layout_(layout), seed_(layout.CheckSeed(file_id)), buffer_(buffer) {
-    info_.id = file_id;
-  }
+                      std::span<std::byte> buffer, WriteQueue* queue);
   Status Append(std::span<const std::byte> data);
   Status AppendZeros(std::uint64_t bytes);
   Status Flush();
+  // Waits for the writes of all parts; the first failure, by their order.
+  Status AwaitWrites();
   // Takes what the buffer holds since the last call into the section's checksum.
   void HashPending();
 
   const RecordLayout layout_;
   const std::uint64_t seed_;
-  const std::span<std::byte> buffer_;
+  WriteQueue* const queue_;
+  std::vector<Part> parts_;
+  std::size_t part_ = 0;         // The one that is filled.
+  std::span<std::byte> buffer_;  // Its bytes.
   std::unique_ptr<File> file_;
+  Status failure_;  // The first of a write.
   ParameterFileInfo info_;
   std::vector<KeyEntry> keys_;
   std::vector<std::byte> record_;

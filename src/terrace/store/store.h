@@ -2,9 +2,9 @@
 // immutable parameter files, written in large sequential chunks; an index in memory says where each
 // key's newest row is; files whose stale share is above a threshold are rewritten; a manifest,
 // published by rename, is the truth. docs/formats/ gives the bytes. Threads: internally
-// synchronised: Read from any thread (one at a time), Write and Erase from one, Commit and Drop
-// from one; compaction runs on a thread of its own. Borrows the FileSystem, DiskQuota and Clock,
-// which must outlive it.
+// synchronised: Read from any thread (one at a time), Write, Stage and Erase from one, Publish from
+// one, Commit and Drop from one; compaction runs on a thread of its own, and what is written goes
+// to the disk on another. Borrows the FileSystem, DiskQuota and Clock, which must outlive it.
 #pragma once
 
 #include <atomic>
@@ -61,7 +61,8 @@ struct StoreOptions {
   // Two needed records of a file are read by one request when fewer bytes than these lie between
   // them: what a request costs in bytes of sequential reading.
   std::uint64_t merge_gap_bytes = std::uint64_t{16} << 10;
-  bool background_compaction = true;  // false: compaction runs inside Write, when due (depth 0).
+  // false: compaction runs inside Write, when due, and Write itself writes (depth 0).
+  bool background_compaction = true;
   // Called by a Write that the quota refuses after compaction gave what it could: drops an old
   // checkpoint (it may call Drop() of this store) and says whether there was one. Runs on the
   // thread of that Write. Empty: nothing can be dropped.
@@ -106,6 +107,13 @@ struct Finding {
   std::string what;
 };
 
+// Rows whose files are written and that are not yet part of the store. Its end without Publish
+// removes the files. The store must outlive it.
+class StagedRows {
+ public:
+  virtual ~StagedRows() = default;
+};
+
 class Store {
  public:
   // An empty store. kInvalidArgument: the directory holds parameter files already.
@@ -138,6 +146,14 @@ class Store {
   // that the index takes for another one.
   virtual Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows,
                        std::span<const std::uint8_t> stored) = 0;
+  // The two halves of Write, so that one thread brings rows to the disk while another leads the
+  // index to those before. Publish in the order of Stage, and Read sees them; after a Publish that
+  // failed, what was staged behind it is dropped. Errors as of Write. REQUIRES: for Stage, keys;
+  // for Write and Erase, that nothing is staged.
+  virtual Result<std::unique_ptr<StagedRows>> Stage(std::span<const Key> keys,
+                                                    std::span<const std::byte* const> rows,
+                                                    std::span<const std::uint8_t> stored) = 0;
+  virtual Status Publish(std::unique_ptr<StagedRows> staged) = 0;
   // Writes deletion records of the keys that are there, each of which costs a read.
   virtual Status Erase(std::span<const Key> keys) = 0;
 

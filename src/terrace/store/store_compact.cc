@@ -357,9 +357,9 @@ Status StoreImpl::EmitRow(Compaction* round, const MergeSource& source) {
     round->outputs.push_back(NewFile(nullptr, planned));
     TERRACE_ASSIGN_OR_RETURN(
         round->writer,
-        ParameterFileWriter::Create(fs_, PathOf(round->writer_id), layout_, round->writer_id,
-                                    options_.direct_io,
-                                    compact_buffer_.span().subspan(compact_input_bytes_)));
+        ParameterFileWriter::Create(
+            fs_, PathOf(round->writer_id), layout_, round->writer_id, options_.direct_io,
+            compact_buffer_.span().subspan(compact_input_bytes_), write_queue_.get()));
     round->moved.emplace_back();
   }
   const std::span<const std::byte> payload =

@@ -18,6 +18,7 @@
 #include "terrace/base/memory.h"
 #include "terrace/base/mutex.h"
 #include "terrace/base/thread.h"
+#include "terrace/io/write_queue.h"
 #include "terrace/store/index.h"
 #include "terrace/store/key_index.h"
 #include "terrace/store/manifest.h"
@@ -63,6 +64,10 @@ class StoreImpl final : public Store {
               std::span<std::uint8_t> found, const std::atomic<bool>* stop) override;
   Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows,
                std::span<const std::uint8_t> stored) override;
+  Result<std::unique_ptr<StagedRows>> Stage(std::span<const Key> keys,
+                                            std::span<const std::byte* const> rows,
+                                            std::span<const std::uint8_t> stored) override;
+  Status Publish(std::unique_ptr<StagedRows> staged) override;
   Status Erase(std::span<const Key> keys) override;
   Result<ManifestReference> Commit(std::uint64_t id) override;
   Status Drop(std::uint64_t id) override;
@@ -88,6 +93,8 @@ class StoreImpl final : public Store {
     std::uint32_t index;  // In the caller's batch.
     bool stored;
   };
+  class StagedFiles;  // A write whose files are there.
+  class WriteTimer;
   struct MergeSource;  // One input of a compaction.
   struct Moved;        // One of its rows.
   struct Compaction;   // One round.
@@ -107,8 +114,9 @@ class StoreImpl final : public Store {
   // Makes the indexes for files of up to so many rows.
   void MakeIndexes(std::uint64_t most_rows) TERRACE_EXCLUDES(mu_);
   std::uint32_t TakeSlot() TERRACE_REQUIRES(mu_);
+  // By files, staged ones included.
   std::uint64_t used_slots() const TERRACE_REQUIRES(mu_) {
-    return slots_.size() - free_slots_.size();
+    return slots_.size() - free_slots_.size() + staged_files_;
   }
   void Register(const FilePtr& file, bool live) TERRACE_REQUIRES(mu_);
   void Retire(StoredFile* file) TERRACE_REQUIRES(mu_);
@@ -157,27 +165,36 @@ class StoreImpl final : public Store {
   Status WriteRecords(std::span<const Key> keys, std::span<const std::byte* const> rows,
                       std::span<const std::uint8_t> stored) TERRACE_REQUIRES(write_mu_)
       TERRACE_EXCLUDES(mu_);
+  // REQUIRES: there are keys.
+  Result<std::unique_ptr<StagedFiles>> StageRecords(std::span<const Key> keys,
+                                                    std::span<const std::byte* const> rows,
+                                                    std::span<const std::uint8_t> stored)
+      TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
+  Status PublishStaged(StagedFiles* staged) TERRACE_EXCLUDES(mu_);
   Status WriteFiles(std::span<const SortedKey> order, std::span<const Key> keys,
                     std::span<const std::byte* const> rows, std::uint64_t version,
                     std::vector<FilePtr>* files) TERRACE_REQUIRES(write_mu_);
   // Of the quota and of the index's file slots.
   Status ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files) TERRACE_REQUIRES(write_mu_)
       TERRACE_EXCLUDES(mu_);
-  Status CheckSlots(std::uint64_t files) const TERRACE_EXCLUDES(mu_);
+  Status ReserveSlots(std::uint64_t files) TERRACE_EXCLUDES(mu_);
+  void ReleaseSlots(std::uint64_t files) TERRACE_EXCLUDES(mu_);
   // Finds out which keys are there; what is marked as stored is believed if the index agrees.
-  Status FindStored(std::span<SortedKey> order, std::span<const Key> keys)
-      TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
+  Status FindStored(std::span<SortedKey> order) TERRACE_EXCLUDES(mu_);
   struct Candidate;  // A key that is there if a record says so.
   Status ReadCandidates(std::span<SortedKey> order, std::span<const Candidate> candidates)
       TERRACE_EXCLUDES(mu_);
   // Makes room in the index for what a write adds, before the write takes effect.
   Status ReserveIndex(std::span<const SortedKey> order, bool deletion) TERRACE_EXCLUDES(mu_);
-  void Publish(std::span<const SortedKey> order, const std::vector<FilePtr>& files, bool deletion)
-      TERRACE_EXCLUDES(mu_);
+  void PublishFiles(std::span<const SortedKey> order, const std::vector<FilePtr>& files,
+                    bool deletion) TERRACE_EXCLUDES(mu_);
   void PublishRows(std::span<const SortedKey> chunk, std::span<const Place> places)
       TERRACE_REQUIRES(mu_);
   void PublishDeletions(std::span<const SortedKey> chunk, std::span<const Place> places)
       TERRACE_REQUIRES(mu_);
+  // Of halves of writes, which may overlap: write_nanos_ counts each moment once.
+  void BeginWriteTime() TERRACE_EXCLUDES(mu_);
+  void EndWriteTime() TERRACE_EXCLUDES(mu_);
   FilePtr NewFile(std::unique_ptr<File> file, const ParameterFileInfo& info) const;
 
   // --- store_compact.cc
@@ -226,6 +243,9 @@ class StoreImpl final : public Store {
   HugeBuffer read_buffer_ TERRACE_GUARDED_BY(read_mu_);
   std::unique_ptr<ReadQueue> read_queue_ TERRACE_GUARDED_BY(read_mu_);
 
+  // Null where nothing is done in the background. Shared by writing and compaction: one disk.
+  std::unique_ptr<WriteQueue> write_queue_;
+
   Mutex write_mu_;
   HugeBuffer write_buffer_ TERRACE_GUARDED_BY(write_mu_);
 
@@ -240,10 +260,15 @@ class StoreImpl final : public Store {
   std::unique_ptr<ExactIndex> deletions_ TERRACE_GUARDED_BY(mu_);  // Newest deletion records.
   std::vector<FilePtr> slots_ TERRACE_GUARDED_BY(mu_);
   std::vector<std::uint32_t> free_slots_ TERRACE_GUARDED_BY(mu_);
-  std::vector<FilePtr> retired_ TERRACE_GUARDED_BY(mu_);  // Not live; on disk still.
+  std::uint64_t staged_files_ TERRACE_GUARDED_BY(mu_) = 0;  // Without a slot yet.
+  std::vector<FilePtr> retired_ TERRACE_GUARDED_BY(mu_);    // Not live; on disk still.
   std::map<std::uint64_t, Named> manifests_ TERRACE_GUARDED_BY(mu_);
   std::uint64_t last_manifest_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t sequence_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::uint64_t published_sequence_ TERRACE_GUARDED_BY(mu_) = 0;  // Of the last write.
+  // Halves of writes in progress, and since when there is one.
+  int writes_active_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::int64_t writes_since_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t next_file_id_ TERRACE_GUARDED_BY(mu_) = 1;
   std::uint64_t files_gone_ TERRACE_GUARDED_BY(mu_) = 0;  // Retired since open.
   Status poison_ TERRACE_GUARDED_BY(mu_);

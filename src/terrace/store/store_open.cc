@@ -119,6 +119,7 @@ Status StoreImpl::Prepare() {
   }
   compact_input_bytes_ = buffer_bytes / 4 * 3 / kBlockBytes * kBlockBytes;
   if (options_.read_only) return OkStatus();
+  if (options_.background_compaction) write_queue_ = std::make_unique<WriteQueue>("store-write");
   {
     MutexLock lock(&write_mu_);
     TERRACE_ASSIGN_OR_RETURN(write_buffer_, HugeBuffer::Allocate(buffer_bytes));

@@ -14,9 +14,19 @@ namespace terrace {
 
 struct StoreImpl::Candidate {
   std::size_t sorted;  // Its place in the order of the write.
-  Key key;
   FilePtr file;
   std::uint64_t row;
+};
+
+class StoreImpl::WriteTimer {
+ public:
+  explicit WriteTimer(StoreImpl* store) : store_(store) { store_->BeginWriteTime(); }
+  ~WriteTimer() { store_->EndWriteTime(); }
+  WriteTimer(const WriteTimer&) = delete;
+  WriteTimer& operator=(const WriteTimer&) = delete;
+
+ private:
+  StoreImpl* const store_;
 };
 
 Status StoreImpl::Write(std::span<const Key> keys, std::span<const std::byte* const> rows,
@@ -26,11 +36,45 @@ Status StoreImpl::Write(std::span<const Key> keys, std::span<const std::byte* co
   return WriteRecords(keys, rows, stored);
 }
 
+// Files that the index does not lead to yet.
+class StoreImpl::StagedFiles final : public StagedRows {
+ public:
+  explicit StagedFiles(StoreImpl* store) : store_(store) {}
+  ~StagedFiles() override {
+    store_->Abandon(files);
+    store_->ReleaseSlots(slots);
+  }
+
+  std::vector<SortedKey> order;
+  std::vector<FilePtr> files;
+  std::uint64_t bytes = 0;
+  std::uint64_t slots = 0;  // Reserved, until it is published.
+  std::uint64_t sequence = 0;
+  bool deletion = false;
+
+ private:
+  StoreImpl* const store_;
+};
+
+Result<std::unique_ptr<StagedRows>> StoreImpl::Stage(std::span<const Key> keys,
+                                                     std::span<const std::byte* const> rows,
+                                                     std::span<const std::uint8_t> stored) {
+  TERRACE_CHECK(!keys.empty() && keys.size() == rows.size());
+  TERRACE_CHECK(stored.empty() || stored.size() == keys.size());
+  MutexLock lock(&write_mu_);
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<StagedFiles> staged, StageRecords(keys, rows, stored));
+  return std::unique_ptr<StagedRows>(std::move(staged));
+}
+
+Status StoreImpl::Publish(std::unique_ptr<StagedRows> staged) {
+  return PublishStaged(static_cast<StagedFiles*>(staged.get()));
+}
+
 Status StoreImpl::Erase(std::span<const Key> keys) {
   MutexLock lock(&write_mu_);
   // A key that is not there needs no record; so a deletion always has an older version on disk.
   std::vector<SortedKey> order = SortKeys(keys, {});
-  TERRACE_RETURN_IF_ERROR(FindStored(order, keys));
+  TERRACE_RETURN_IF_ERROR(FindStored(order));
   std::vector<Key> present;
   for (const SortedKey& key : order) {
     if (key.stored) present.push_back(keys[key.index]);
@@ -38,8 +82,17 @@ Status StoreImpl::Erase(std::span<const Key> keys) {
   return WriteRecords(present, {}, std::vector<std::uint8_t>(present.size(), 1));
 }
 
+Status StoreImpl::WriteRecords(std::span<const Key> keys, std::span<const std::byte* const> rows,
+                               std::span<const std::uint8_t> stored) {
+  if (keys.empty()) return CheckWritable();
+  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<StagedFiles> staged,
+                           StageRecords(keys, rows, stored));
+  return PublishStaged(staged.get());
+}
+
 std::vector<StoreImpl::SortedKey> StoreImpl::SortKeys(std::span<const Key> keys,
                                                       std::span<const std::uint8_t> stored) {
+  TERRACE_CHECK(keys.size() <= std::numeric_limits<std::uint32_t>::max());
   std::vector<SortedKey> order(keys.size()), spare;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     order[i] = {MixKey(keys[i]), static_cast<std::uint32_t>(i), !stored.empty() && stored[i] != 0};
@@ -49,62 +102,97 @@ std::vector<StoreImpl::SortedKey> StoreImpl::SortKeys(std::span<const Key> keys,
   return order;
 }
 
-Status StoreImpl::WriteRecords(std::span<const Key> keys, std::span<const std::byte* const> rows,
-                               std::span<const std::uint8_t> stored) {
+Result<std::unique_ptr<StoreImpl::StagedFiles>> StoreImpl::StageRecords(
+    std::span<const Key> keys, std::span<const std::byte* const> rows,
+    std::span<const std::uint8_t> stored) {
   TERRACE_RETURN_IF_ERROR(CheckWritable());
-  if (keys.empty()) return OkStatus();
-  TERRACE_CHECK(keys.size() <= std::numeric_limits<std::uint32_t>::max());
-  const bool deletion = rows.empty();
   // Before the write, because a failure afterwards could no longer say that nothing changed.
   if (!options_.background_compaction) TERRACE_RETURN_IF_ERROR(CompactAll(false));
   TERRACE_RETURN_IF_ERROR(RemoveGone());
-  ScopedTimer timer(clock_, &write_nanos_);
-  std::vector<SortedKey> order = SortKeys(keys, stored);
-  TERRACE_RETURN_IF_ERROR(FindStored(order, keys));
+  WriteTimer timer(this);
+  auto staged = std::make_unique<StagedFiles>(this);
+  staged->deletion = rows.empty();
+  staged->order = SortKeys(keys, stored);
+  const std::vector<SortedKey>& order = staged->order;
 
-  std::uint64_t bytes = 0;
   const std::uint64_t file_count = (keys.size() + rows_per_file_ - 1) / rows_per_file_;
   for (std::uint64_t f = 0; f < file_count; ++f) {
-    bytes += layout_.FileBytes((f + 1) * keys.size() / file_count - f * keys.size() / file_count);
+    staged->bytes +=
+        layout_.FileBytes((f + 1) * keys.size() / file_count - f * keys.size() / file_count);
   }
-  TERRACE_RETURN_IF_ERROR(ReserveIndex(order, deletion));
-  TERRACE_RETURN_IF_ERROR(ReserveUnderPressure(bytes, file_count));
-  std::uint64_t version;
+  TERRACE_RETURN_IF_ERROR(ReserveUnderPressure(staged->bytes, file_count));
+  staged->slots = file_count;
   {
     MutexLock state(&mu_);
-    version = ++sequence_ | (deletion ? kDeletionBit : 0);
+    staged->sequence = ++sequence_;
   }
   SyncPoint::Hit("store.write.before_data");
-  std::vector<FilePtr> files;
-  const Status status = WriteFiles(order, keys, rows, version, &files);
+  const std::uint64_t version = staged->sequence | (staged->deletion ? kDeletionBit : 0);
+  const Status status = WriteFiles(order, keys, rows, version, &staged->files);
   if (!status.ok()) {
     std::uint64_t written = 0;
-    for (const FilePtr& file : files) written += file->info.bytes;
-    GiveSpace(bytes - written);
-    Abandon(files);
+    for (const FilePtr& file : staged->files) written += file->info.bytes;
+    GiveSpace(staged->bytes - written);
+    staged.reset();
     return Poison(status.WithContext(fmt::format("writing {} rows of table '{}' to {}", keys.size(),
                                                  options_.table, options_.directory)));
   }
   SyncPoint::Hit("store.write.after_data");
-  Publish(order, files, deletion);
-  write_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  rows_written_.fetch_add(keys.size(), std::memory_order_relaxed);
+  return staged;
+}
+
+Status StoreImpl::PublishStaged(StagedFiles* staged) {
+  WriteTimer timer(this);
+  // Nothing has changed yet, should one of these fail.
+  TERRACE_RETURN_IF_ERROR(FindStored(staged->order));
+  TERRACE_RETURN_IF_ERROR(ReserveIndex(staged->order, staged->deletion));
+  {
+    MutexLock state(&mu_);
+    TERRACE_CHECK(published_sequence_ < staged->sequence);
+    published_sequence_ = staged->sequence;
+  }
+  PublishFiles(staged->order, staged->files, staged->deletion);
+  staged->slots = 0;
+  staged->files.clear();
+  write_bytes_.fetch_add(staged->bytes, std::memory_order_relaxed);
+  rows_written_.fetch_add(staged->order.size(), std::memory_order_relaxed);
   return OkStatus();
 }
 
-Status StoreImpl::CheckSlots(std::uint64_t files) const {
+void StoreImpl::BeginWriteTime() {
   MutexLock lock(&mu_);
-  if (used_slots() + files + kSlotsForCompaction <= index_->max_slots()) return OkStatus();
+  if (writes_active_++ == 0) writes_since_ = clock_->MonotonicNanos();
+}
+
+void StoreImpl::EndWriteTime() {
+  MutexLock lock(&mu_);
+  if (--writes_active_ > 0) return;
+  write_nanos_.fetch_add(clock_->MonotonicNanos() - writes_since_, std::memory_order_relaxed);
+}
+
+Status StoreImpl::ReserveSlots(std::uint64_t files) {
+  MutexLock lock(&mu_);
+  if (used_slots() + files + kSlotsForCompaction <= index_->max_slots()) {
+    staged_files_ += files;
+    return OkStatus();
+  }
   return IoError(
       fmt::format("{} holds {} parameter files and is to get {} more, but its index has places for "
                   "{}: choose larger files (ssd.file_size) or more shards (ssd.shards)",
                   options_.directory, used_slots(), files, index_->max_slots()));
 }
 
+void StoreImpl::ReleaseSlots(std::uint64_t files) {
+  MutexLock lock(&mu_);
+  staged_files_ -= files;
+}
+
 Status StoreImpl::ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files) {
   const auto reserve = [&]() -> Status {
-    TERRACE_RETURN_IF_ERROR(CheckSlots(files));
-    return TakeSpace(bytes, keep_free_.load(std::memory_order_relaxed));
+    TERRACE_RETURN_IF_ERROR(ReserveSlots(files));
+    const Status taken = TakeSpace(bytes, keep_free_.load(std::memory_order_relaxed));
+    if (!taken.ok()) ReleaseSlots(files);
+    return taken;
   };
   Status status = reserve();
   if (status.ok()) return status;
@@ -121,7 +209,7 @@ Status StoreImpl::ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files)
       fmt::format("writing {} to {}, after compaction", FormatBytes(bytes), options_.directory));
 }
 
-Status StoreImpl::FindStored(std::span<SortedKey> order, std::span<const Key> keys) {
+Status StoreImpl::FindStored(std::span<SortedKey> order) {
   std::vector<Candidate> candidates;
   std::uint64_t hashes[kIndexBatch];
   Place places[kIndexBatch];
@@ -135,8 +223,7 @@ Status StoreImpl::FindStored(std::span<SortedKey> order, std::span<const Key> ke
       if (places[i] == kNoPlace) {
         key.stored = false;
       } else if (!key.stored) {
-        candidates.push_back(
-            {begin + i, keys[key.index], slots_[SlotOfPlace(places[i])], RowOfPlace(places[i])});
+        candidates.push_back({begin + i, slots_[SlotOfPlace(places[i])], RowOfPlace(places[i])});
       }
     }
   }
@@ -151,6 +238,8 @@ Status StoreImpl::ReadCandidates(std::span<SortedKey> order,
       HugeBuffer::Allocate(AlignUp(layout_.record_bytes, kBlockBytes) + kBlockBytes));
   for (const Candidate& candidate : candidates) {
     File* const file = candidate.file->file.get();
+    SortedKey& key = order[candidate.sorted];
+    const Key wanted = UnmixKey(key.hash);
     const std::uint64_t offset = layout_.RecordOffset(candidate.row);
     const std::uint64_t begin = offset / file->read_alignment() * file->read_alignment();
     const std::uint64_t end = AlignUp(offset + layout_.record_bytes, file->read_alignment());
@@ -159,8 +248,8 @@ Status StoreImpl::ReadCandidates(std::span<SortedKey> order,
     read_requests_.fetch_add(1, std::memory_order_relaxed);
     const std::byte* record = buffer.data() + (offset - begin);
     TERRACE_RETURN_IF_ERROR(
-        CheckRecord(record, layout_, candidate.file->seed, file->path(), offset, &candidate.key));
-    order[candidate.sorted].stored = HeadOf(record).key == candidate.key;
+        CheckRecord(record, layout_, candidate.file->seed, file->path(), offset, &wanted));
+    key.stored = HeadOf(record).key == wanted;
   }
   return OkStatus();
 }
@@ -193,7 +282,7 @@ Status StoreImpl::WriteFiles(std::span<const SortedKey> order, std::span<const K
     files->push_back(NewFile(nullptr, planned));
     TERRACE_ASSIGN_OR_RETURN(
         auto writer, ParameterFileWriter::Create(fs_, PathOf(id), layout_, id, options_.direct_io,
-                                                 write_buffer_.span()));
+                                                 write_buffer_.span(), write_queue_.get()));
     for (std::size_t i = begin; i < end; ++i) {
       if (!rows.empty() && i + kPrefetchRows < end) {
         const std::byte* next = rows[order[i + kPrefetchRows].index];
@@ -222,8 +311,8 @@ Status StoreImpl::ReserveIndex(std::span<const SortedKey> order, bool deletion) 
   return deletion ? deletions_->Reserve(added) : index_->Reserve(added);
 }
 
-void StoreImpl::Publish(std::span<const SortedKey> order, const std::vector<FilePtr>& files,
-                        bool deletion) {
+void StoreImpl::PublishFiles(std::span<const SortedKey> order, const std::vector<FilePtr>& files,
+                             bool deletion) {
   {
     // Part of the store before the first old version becomes stale: a commit in between must not
     // name neither.
@@ -233,6 +322,7 @@ void StoreImpl::Publish(std::span<const SortedKey> order, const std::vector<File
       file->publishing = true;
       if (deletion) file->live_deletions = file->info.rows;
     }
+    staged_files_ -= files.size();
   }
   SyncPoint::Hit("store.write.before_index");
   Place places[kIndexBatch];

@@ -32,25 +32,76 @@ Status FakeStore::Read(std::span<const Key> keys, std::span<std::byte* const> ro
   return OkStatus();
 }
 
+class FakeStore::Staged final : public StagedRows {
+ public:
+  explicit Staged(FakeStore* store) : store_(store) {}
+  ~Staged() override {
+    MutexLock lock(&store_->mu_);
+    --store_->staged_;
+  }
+  std::uint64_t number = 0;
+  std::vector<std::pair<Key, std::vector<std::byte>>> rows;
+  std::vector<std::uint8_t> stored;
+
+ private:
+  FakeStore* const store_;
+};
+
 Status FakeStore::Write(std::span<const Key> keys, std::span<const std::byte* const> rows,
                         std::span<const std::uint8_t> stored) {
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<StagedRows> staged, Stage(keys, rows, stored));
+  return Publish(std::move(staged));
+}
+
+Result<std::unique_ptr<StagedRows>> FakeStore::Stage(std::span<const Key> keys,
+                                                     std::span<const std::byte* const> rows,
+                                                     std::span<const std::uint8_t> stored) {
+  auto staged = std::make_unique<Staged>(this);
+  Status failure;
+  {
+    MutexLock lock(&mu_);
+    ++staged_;
+    staged->number = ++stage_number_;
+    TERRACE_CHECK(++writes_ == 1);
+    TERRACE_CHECK(!keys.empty() && keys.size() == rows.size() && keys.size() == stored.size());
+    TERRACE_CHECK(std::unordered_set<Key>(keys.begin(), keys.end()).size() == keys.size());
+    while (hold_writes_) {
+      ++held_writes_;
+      changed_.NotifyAll();
+      changed_.Wait(&mu_);
+      --held_writes_;
+    }
+    --writes_;
+    if (NextFails() || fail_writes_) failure = IoError("write fails as the test wants");
+  }
+  if (!failure.ok()) return failure;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    staged->rows.emplace_back(keys[i], std::vector<std::byte>(rows[i], rows[i] + row_bytes_));
+  }
+  staged->stored.assign(stored.begin(), stored.end());
+  return std::unique_ptr<StagedRows>(std::move(staged));
+}
+
+Status FakeStore::Publish(std::unique_ptr<StagedRows> handle) {
+  const auto* staged = static_cast<const Staged*>(handle.get());
   MutexLock lock(&mu_);
-  TERRACE_CHECK(++writes_ == 1);
-  TERRACE_CHECK(!keys.empty() && keys.size() == rows.size());
-  TERRACE_CHECK(std::unordered_set<Key>(keys.begin(), keys.end()).size() == keys.size());
-  while (hold_writes_) {
-    ++held_writes_;
+  TERRACE_CHECK(++publishes_ == 1);
+  while (hold_publishes_) {
+    ++held_publishes_;
     changed_.NotifyAll();
     changed_.Wait(&mu_);
-    --held_writes_;
+    --held_publishes_;
   }
-  --writes_;
-  if (NextFails() || fail_writes_) return IoError("write fails as the test wants");
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    TERRACE_CHECK(stored[i] == (rows_.contains(keys[i]) ? 1 : 0));
-    rows_[keys[i]].assign(rows[i], rows[i] + row_bytes_);
+  --publishes_;
+  TERRACE_CHECK(publish_number_ < staged->number);
+  if (fail_publishes_) return IoError("publish fails as the test wants");
+  publish_number_ = staged->number;
+  for (std::size_t i = 0; i < staged->rows.size(); ++i) {
+    const auto& [key, row] = staged->rows[i];
+    TERRACE_CHECK(staged->stored[i] == (rows_.contains(key) ? 1 : 0));
+    rows_[key] = row;
   }
-  write_sizes_.push_back(keys.size());
+  write_sizes_.push_back(staged->rows.size());
   return OkStatus();
 }
 
@@ -91,6 +142,10 @@ void FakeStore::FailWrites(bool fail) {
   MutexLock lock(&mu_);
   fail_writes_ = fail;
 }
+void FakeStore::FailPublishes(bool fail) {
+  MutexLock lock(&mu_);
+  fail_publishes_ = fail;
+}
 void FakeStore::HoldReads() {
   MutexLock lock(&mu_);
   hold_reads_ = true;
@@ -99,8 +154,13 @@ void FakeStore::HoldWrites() {
   MutexLock lock(&mu_);
   hold_writes_ = true;
 }
+void FakeStore::HoldPublishes() {
+  MutexLock lock(&mu_);
+  hold_publishes_ = true;
+}
 void FakeStore::LetGo() {
   MutexLock lock(&mu_);
+  hold_publishes_ = false;
   hold_reads_ = false;
   hold_writes_ = false;
   changed_.NotifyAll();
@@ -112,6 +172,14 @@ void FakeStore::WaitForHeldRead() {
 void FakeStore::WaitForHeldWrite() {
   MutexLock lock(&mu_);
   while (held_writes_ == 0) changed_.Wait(&mu_);
+}
+void FakeStore::WaitForHeldPublish() {
+  MutexLock lock(&mu_);
+  while (held_publishes_ == 0) changed_.Wait(&mu_);
+}
+int FakeStore::staged() const {
+  MutexLock lock(&mu_);
+  return staged_;
 }
 
 bool FakeStore::Contains(Key key) const {

@@ -19,9 +19,13 @@ class FakeStore final : public Store {
 
   Status Read(std::span<const Key> keys, std::span<std::byte* const> rows,
               std::span<std::uint8_t> found, const std::atomic<bool>* stop) override;
-  // The test fails when `stored` is not the truth.
+  // The test ends when `stored` is not the truth.
   Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows,
                std::span<const std::uint8_t> stored) override;
+  Result<std::unique_ptr<StagedRows>> Stage(std::span<const Key> keys,
+                                            std::span<const std::byte* const> rows,
+                                            std::span<const std::uint8_t> stored) override;
+  Status Publish(std::unique_ptr<StagedRows> staged) override;
   Status Erase(std::span<const Key> keys) override;
   Result<ManifestReference> Commit(std::uint64_t id) override;
   Status Drop(std::uint64_t id) override;
@@ -35,19 +39,23 @@ class FakeStore final : public Store {
   std::uint64_t index_bytes() const override { return 0; }
   Status background_status() const override { return OkStatus(); }
 
-  // The n-th Read or Write from now (0: the next) fails with kIo, and changes nothing; negative:
-  // none.
+  // The n-th Read, Write or Stage from now (0: the next) fails with kIo, and changes nothing;
+  // negative: none.
   void FailAt(std::int64_t call);
   bool FaultWasHit() const;  // Of FailAt.
-  // From now on every Write fails, or none.
+  // From now on every Write and Stage (every Publish) fails, or none.
   void FailWrites(bool fail);
-  // Reads and Writes from now on stop at their start until LetGo.
+  void FailPublishes(bool fail);
+  // Reads, Writes (and Stages), Publishes from now on stop at their start until LetGo.
   void HoldReads();
   void HoldWrites();
+  void HoldPublishes();
   void LetGo();
   // Returns when a Read (Write) is held.
   void WaitForHeldRead();
   void WaitForHeldWrite();
+  void WaitForHeldPublish();
+  int staged() const;  // Handles that are neither published nor dropped.
 
   bool Contains(Key key) const;
   std::vector<std::byte> Get(Key key) const;
@@ -56,6 +64,7 @@ class FakeStore final : public Store {
   std::vector<std::size_t> write_sizes() const;  // Rows of each Write that succeeded.
 
  private:
+  class Staged;
   // Counts the call; true when it is to fail.
   bool NextFails() TERRACE_REQUIRES(mu_);
 
@@ -67,6 +76,13 @@ class FakeStore final : public Store {
   std::uint64_t calls_ TERRACE_GUARDED_BY(mu_) = 0;
   std::int64_t fail_at_ TERRACE_GUARDED_BY(mu_) = -1;
   bool fail_writes_ TERRACE_GUARDED_BY(mu_) = false;
+  bool fail_publishes_ TERRACE_GUARDED_BY(mu_) = false;
+  bool hold_publishes_ TERRACE_GUARDED_BY(mu_) = false;
+  int held_publishes_ TERRACE_GUARDED_BY(mu_) = 0;
+  int publishes_ TERRACE_GUARDED_BY(mu_) = 0;                 // In progress.
+  int staged_ TERRACE_GUARDED_BY(mu_) = 0;                    // Alive.
+  std::uint64_t stage_number_ TERRACE_GUARDED_BY(mu_) = 0;    // Of the last.
+  std::uint64_t publish_number_ TERRACE_GUARDED_BY(mu_) = 0;  // Of the last that was published.
   bool hold_reads_ TERRACE_GUARDED_BY(mu_) = false;
   bool hold_writes_ TERRACE_GUARDED_BY(mu_) = false;
   int held_reads_ TERRACE_GUARDED_BY(mu_) = 0;

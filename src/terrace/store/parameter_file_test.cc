@@ -1,0 +1,137 @@
+// The writer with a queue: the same bytes as without, and failures of writes that come late.
+#include "terrace/store/parameter_file.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "terrace/base/rng.h"
+#include "terrace/base/thread.h"
+#include "terrace/io/faulty_file_system.h"
+#include "terrace/io/testing/held_file_system.h"
+#include "terrace/io/testing/memory_file_system.h"
+#include "terrace/io/testing/test_data.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::uint32_t kRowBytes = 100;
+const char kPath[] = "/file";
+
+std::vector<Key> SortedKeys(std::size_t count) {
+  std::vector<Key> keys;
+  for (std::size_t i = 0; i < count; ++i) keys.push_back(i * 7 + 1);
+  std::sort(keys.begin(), keys.end(), [](Key a, Key b) { return MixKey(a) < MixKey(b); });
+  return keys;
+}
+
+std::vector<std::byte> RowOf(Key key) {
+  std::vector<std::byte> row(kRowBytes);
+  io_testing::Fill(key, 0, row);
+  return row;
+}
+
+struct Writer {
+  Writer(FileSystem* fs, std::uint64_t buffer_bytes, WriteQueue* queue)
+      : layout(RecordLayout::Of("ads", 0, kRowBytes)),
+        buffer(std::move(HugeBuffer::Allocate(buffer_bytes)).value()) {
+    auto made = ParameterFileWriter::Create(fs, kPath, layout, 1, true, buffer.span(), queue);
+    TERRACE_CHECK(made.ok());
+    writer = std::move(made).value();
+  }
+  Status Add(Key key) { return writer->Add(key, 9, RowOf(key)); }
+  // Adds until something fails.
+  Result<ParameterFileInfo> WriteAll(const std::vector<Key>& keys) {
+    for (const Key key : keys) TERRACE_RETURN_IF_ERROR(Add(key));
+    return writer->Finish();
+  }
+
+  const RecordLayout layout;
+  HugeBuffer buffer;
+  std::unique_ptr<ParameterFileWriter> writer;
+};
+
+TEST(ParameterFileWriter, QueueChangesNoByte) {
+  for (const std::size_t rows : {1, 30, 31, 500, 3000}) {
+    for (const std::uint64_t blocks : {1, 2, 3, 4, 5, 16}) {
+      SCOPED_TRACE(std::to_string(rows) + " rows, " + std::to_string(blocks) + " blocks");
+      std::string files[2];
+      for (const bool queued : {false, true}) {
+        MemoryFileSystem fs;
+        WriteQueue queue("write");
+        Writer writer(&fs, blocks * kBlockBytes, queued ? &queue : nullptr);
+        const auto info = writer.WriteAll(SortedKeys(rows));
+        TERRACE_ASSERT_OK(info);
+        auto content = ReadFileToString(&fs, kPath);
+        TERRACE_ASSERT_OK(content);
+        EXPECT_EQ(content->size(), info->bytes);
+        files[queued ? 1 : 0] = *content;
+      }
+      EXPECT_TRUE(files[0] == files[1]);
+    }
+  }
+}
+
+TEST(ParameterFileWriter, FillsTheNextPartWhileOneIsWritten) {
+  MemoryFileSystem memory;
+  HeldFileSystem fs(&memory);
+  WriteQueue queue("write");
+  Writer writer(&fs, 4 * kBlockBytes, &queue);
+  const std::vector<Key> keys = SortedKeys(1000);
+  fs.HoldWrites();
+  // The header has the first part; one record more would fill the last, and wait for the first.
+  const std::size_t fits = 3 * kBlockBytes / writer.layout.record_bytes - 1;
+  for (std::size_t i = 0; i < fits; ++i) TERRACE_ASSERT_OK(writer.Add(keys[i]));
+  fs.WaitForHeldWrite();
+  fs.LetGo();
+  for (std::size_t i = fits; i < keys.size(); ++i) TERRACE_ASSERT_OK(writer.Add(keys[i]));
+  TERRACE_ASSERT_OK(writer.writer->Finish());
+}
+
+TEST(ParameterFileWriter, EachFailedWriteIsReported) {
+  for (const Fault fault : {Fault::kError, Fault::kShortWrite, Fault::kNoSpace}) {
+    for (std::uint64_t nth = 1;; ++nth) {
+      SCOPED_TRACE(std::string(FaultName(fault)) + " at write " + std::to_string(nth));
+      MemoryFileSystem memory;
+      FaultRule rule;
+      rule.operation = FileOperation::kWrite;
+      rule.fault = fault;
+      rule.nth = nth;
+      FaultyFileSystem fs(&memory, {rule});
+      WriteQueue queue("write");
+      Writer writer(&fs, 4 * kBlockBytes, &queue);
+      const auto info = writer.WriteAll(SortedKeys(1000));
+      if (fs.faults() == 0) {
+        TERRACE_EXPECT_OK(info);
+        EXPECT_GT(nth, 20u);
+        break;
+      }
+      ASSERT_EQ(info.status().code(), StatusCode::kIo);
+      // The failure itself, not one of those that follow from it.
+      EXPECT_EQ(info.status().message().find("earlier"), std::string::npos)
+          << info.status().ToString();
+      // And it stays.
+      EXPECT_EQ(writer.writer->Finish().status().code(), StatusCode::kIo);
+    }
+  }
+}
+
+TEST(ParameterFileWriter, EndWaitsForWhatIsWritten) {
+  MemoryFileSystem memory;
+  HeldFileSystem fs(&memory);
+  WriteQueue queue("write");
+  Writer writer(&fs, 4 * kBlockBytes, &queue);
+  fs.HoldWrites();
+  for (const Key key : SortedKeys(60)) TERRACE_ASSERT_OK(writer.Add(key));
+  fs.WaitForHeldWrite();
+  Thread end("end", ThreadPriority::kNormal, [&] { writer.writer.reset(); });
+  fs.LetGo();
+  end.Join();
+  EXPECT_EQ(fs.held(), 0);  // The file's own end looks whether it is written.
+}
+
+}  // namespace
+}  // namespace terrace
