@@ -50,7 +50,8 @@ Thread::~Thread() { TERRACE_CHECK(!thread_.joinable()); }
 
 void Thread::Join() { thread_.join(); }
 
-WorkerGroup::WorkerGroup(const std::string& name, int size, std::function<void()> on_start)
+WorkerGroup::WorkerGroup(const std::string& name, int size, std::function<void()> on_start,
+                         ThreadPriority priority)
     : size_(size) {
   TERRACE_CHECK(size >= 1);
   const auto own_threads = static_cast<std::size_t>(size - 1);
@@ -59,11 +60,10 @@ WorkerGroup::WorkerGroup(const std::string& name, int size, std::function<void()
     cpu_seconds_.resize(own_threads);
   }
   for (std::size_t thread = 0; thread < own_threads; ++thread) {
-    threads_.emplace_back(name + std::to_string(thread + 1), ThreadPriority::kNormal,
-                          [this, thread, on_start] {
-                            if (on_start) on_start();
-                            Loop(thread);
-                          });
+    threads_.emplace_back(name + std::to_string(thread + 1), priority, [this, thread, on_start] {
+      if (on_start) on_start();
+      Loop(thread);
+    });
   }
 }
 

@@ -43,8 +43,10 @@ class Thread {
 // Threads sleep between runs. Run() is called by one thread at a time.
 class WorkerGroup {
  public:
-  // REQUIRES: size >= 1. on_start runs once on each thread, the caller's excepted.
-  WorkerGroup(const std::string& name, int size, std::function<void()> on_start = nullptr);
+  // REQUIRES: size >= 1. on_start runs once on each thread, the caller's excepted; so does the
+  // priority count.
+  WorkerGroup(const std::string& name, int size, std::function<void()> on_start = nullptr,
+              ThreadPriority priority = ThreadPriority::kNormal);
   ~WorkerGroup();
   int size() const { return size_; }
   void Run(int tasks, const std::function<void(int)>& task) TERRACE_EXCLUDES(mu_);
