@@ -252,7 +252,8 @@ Status StoreImpl::TakePart(const ReadPlan& plan, const ReadPart& part) {
 
 Status StoreImpl::TakeRows(const ReadPlan& plan, const ReadPart& part, std::size_t begin,
                            std::size_t end) const {
-  const std::size_t prefetch_bytes = std::min<std::size_t>(layout_.row_bytes, kMostPrefetchBytes);
+  const std::size_t prefetch_bytes =
+      std::min<std::size_t>(layout_.record_bytes, kMostPrefetchBytes);
   std::size_t r = static_cast<std::size_t>(
       std::partition_point(part.ranges.begin(), part.ranges.end(),
                            [&](const Range& range) { return range.end <= begin; }) -
@@ -260,9 +261,22 @@ Status StoreImpl::TakeRows(const ReadPlan& plan, const ReadPart& part, std::size
   for (std::size_t w = begin; w < end; ++w) {
     while (w >= part.ranges[r].end) ++r;
     const Range& range = part.ranges[r];
+    // Keys, rows and records lie apart from each other, none in a cache of the processor: first the
+    // lists are asked for, then what they lead to.
+    if (w + 2 * kPrefetchRows < plan.wanted.size()) {
+      const std::size_t later = IndexOf(plan.wanted[w + 2 * kPrefetchRows]);
+      __builtin_prefetch(&plan.rows[later]);
+      __builtin_prefetch(&plan.keys[later]);
+      __builtin_prefetch(&plan.found[later], 1);
+    }
     if (w + kPrefetchRows < plan.wanted.size()) {
       const std::byte* row = plan.rows[IndexOf(plan.wanted[w + kPrefetchRows])];
       for (std::size_t at = 0; at < prefetch_bytes; at += 64) __builtin_prefetch(row + at, 1);
+    }
+    if (w + kPrefetchRows < range.end) {
+      const std::uint64_t offset = layout_.RecordOffset(RowOf(plan.wanted[w + kPrefetchRows]));
+      const std::byte* record = part.requests[r].buffer.data() + (offset - range.offset);
+      for (std::size_t at = 0; at < prefetch_bytes; at += 64) __builtin_prefetch(record + at);
     }
     const std::size_t i = IndexOf(plan.wanted[w]);
     const std::uint64_t offset = layout_.RecordOffset(RowOf(plan.wanted[w]));
