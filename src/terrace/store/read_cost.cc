@@ -35,8 +35,9 @@ constexpr double kPhaseSeconds = 0.04;
 constexpr double kMostSeconds = 0.5;  // Afterwards no further round begins.
 constexpr std::size_t kGroup = 64;    // Random reads that are waited for together.
 constexpr std::size_t kGroupsAhead = 8;
-constexpr std::size_t kMostGroups = 256;  // For a clock that stands.
-constexpr std::size_t kLargeAhead = 8;    // As many as a store's read buffer has parts.
+constexpr std::uint64_t kMeanStep = std::uint64_t{96} << 10;  // Bytes between two of them.
+constexpr std::size_t kMostGroups = 256;                      // For a clock that stands.
+constexpr std::size_t kLargeAhead = 8;  // As many as a store's read buffer has parts.
 constexpr std::size_t kMostLarge = 256;
 constexpr std::uint64_t kLeastScratch = std::uint64_t{4} << 20;
 constexpr double kMostWriteSeconds = 0.25;
@@ -272,15 +273,14 @@ Result<ReadCost> MeasureReadCost(Clock* clock, ReadQueue* queue, std::span<File*
   // Mapped before the clock runs.
   std::memset(buffer.data(), 0, buffer.size());
   Rng rng(1);
-  std::uint64_t at = 0;  // Of the sequential reads.
+  std::uint64_t place = 0;  // Of the sectors: forwards by random steps, as a store reads.
+  std::uint64_t at = 0;     // Of the long reads.
   const auto random_group = [&](std::size_t g) {
     std::vector<ReadRequest> group;
-    std::vector<std::uint64_t> drawn(kGroup);
-    for (std::uint64_t& place : drawn) place = rng.Below(places.total());
-    std::sort(drawn.begin(), drawn.end());  // As a store reads: by place.
     for (std::size_t i = 0; i < kGroup; ++i) {
       const std::size_t slot = (g % kGroupsAhead) * kGroup + i;
-      group.push_back(places.At(drawn[i], buffer.span().subspan(slot * sector, sector)));
+      group.push_back(places.At(place, buffer.span().subspan(slot * sector, sector)));
+      place = (place + rng.Below(2 * kMeanStep)) % places.total();
     }
     return group;
   };
