@@ -7,6 +7,7 @@
 //
 //   store_bench [--tiny] [--folder F] [--keys N] [--row-bytes B] [--gap BYTES] [--repeats R]
 //               [--seed S] [--update-seconds T] [--read-threads N] [--whole-file 0|1] [--depth N]
+//               [--batch N]...    (besides 20,000, 200,000 and 1,000,000)
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
@@ -394,11 +395,12 @@ bool ParseArguments(const std::vector<std::string>& arguments, Settings* setting
       settings->folder = value;
       continue;
     }
-    std::uint64_t* number = arguments[i - 1] == "--keys"             ? &settings->keys
-                            : arguments[i - 1] == "--row-bytes"      ? &settings->row_bytes
-                            : arguments[i - 1] == "--gap"            ? &settings->gap_bytes
-                            : arguments[i - 1] == "--repeats"        ? &settings->repeats
-                            : arguments[i - 1] == "--seed"           ? &settings->seed
+    std::uint64_t* number = arguments[i - 1] == "--keys"        ? &settings->keys
+                            : arguments[i - 1] == "--batch"     ? &settings->batches.emplace_back()
+                            : arguments[i - 1] == "--row-bytes" ? &settings->row_bytes
+                            : arguments[i - 1] == "--gap"       ? &settings->gap_bytes
+                            : arguments[i - 1] == "--repeats"   ? &settings->repeats
+                            : arguments[i - 1] == "--seed"      ? &settings->seed
                             : arguments[i - 1] == "--update-seconds" ? &settings->update_seconds
                             : arguments[i - 1] == "--read-threads"   ? &settings->read_threads
                             : arguments[i - 1] == "--whole-file"     ? &settings->whole_file
@@ -421,7 +423,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr,
                  "usage: store_bench [--tiny] [--folder F] [--keys N] [--row-bytes B] [--gap BYTES]"
                  " [--repeats R] [--seed S] [--update-seconds T] [--read-threads N]"
-                 " [--whole-file 0|1] [--depth N]\n");
+                 " [--whole-file 0|1] [--depth N] [--batch N]...\n");
     return 2;
   }
   const terrace::Status status = terrace::Bench(terrace::FileSystem::Posix(), settings).Run();

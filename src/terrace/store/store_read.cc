@@ -11,9 +11,13 @@
 namespace terrace {
 namespace {
 
-// Keys of one plan: their places and their indices in the batch fill one word together.
-constexpr int kIndexBits = 64 - kPlaceBits;
+// Keys of one plan: their places and their indices in the batch fill one word together, of which a
+// place takes less than it may, because nobody holds four million files open. A larger batch takes
+// several plans, which read over the same bytes again where rows lie densely; a plan takes 16 bytes
+// a key.
+constexpr int kIndexBits = 22;
 constexpr std::size_t kSliceKeys = std::size_t{1} << kIndexBits;
+constexpr std::uint32_t kMostSlots = std::uint32_t{1} << (64 - kIndexBits - kRowBits);
 // Keys looked up under one hold of the lock, so that a write waits for a fraction of a millisecond.
 constexpr std::size_t kLookupBatch = 4096;
 // Rows that a thread checks and copies before it takes more: some tenths of a millisecond.
@@ -113,6 +117,7 @@ void StoreImpl::PlanRead(ReadPlan* plan) {
       plan->found[begin + i] = 0;
       if (places[i] == kNoPlace) continue;
       const std::uint32_t slot = SlotOfPlace(places[i]);
+      TERRACE_CHECK(slot < kMostSlots);
       if (plan->held[slot] == nullptr) plan->held[slot] = slots_[slot];
       most_slots = std::max(most_slots, slot + 1);
       plan->wanted.push_back((places[i] << kIndexBits) | (begin + i));

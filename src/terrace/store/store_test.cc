@@ -194,7 +194,7 @@ TEST(Store, MillionsOfKeysInOneBatch) {
   DiskQuota quota(std::uint64_t{1} << 30);
   auto store = Store::Create(&fs, Clock::Real(), &quota, options);
   ASSERT_TRUE(store.ok());
-  const std::size_t n = (std::size_t{1} << 20) + 1000;
+  const std::size_t n = (std::size_t{1} << 22) + 1000;
   std::vector<Key> keys(n);
   std::vector<std::uint64_t> values(n), read(n, 0);
   std::vector<const std::byte*> rows(n);
