@@ -205,6 +205,35 @@ def test_interrupt(terrace, workspace, log):
     assert "--resume" in outcome.output, outcome.output
 
 
+def test_the_disk_is_measured_once_and_remembered(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 2000}))
+    remembered, scratch = run.path / "rows/read-cost", run.path / "rows/read-cost.scratch"
+
+    def interrupted(*flags):
+        lines = len(run.metrics())
+        process = run.start(*flags)
+        run.wait_for_metrics(process, lines + 2)
+        process.signal(signal.SIGINT)
+        return [line for line in process.wait(20).expect(130).output.splitlines() if "reads:" in line]
+
+    lines = interrupted()
+    assert len(lines) == 1 and "us a request + bytes / " in lines[0] and "GB/s (measured)" in lines[0], lines
+    measured = remembered.read_bytes()
+    assert not scratch.exists()
+    scratch.write_bytes(b"of a process that was killed")
+    assert "(remembered)" in interrupted("--resume")[0]
+    assert remembered.read_bytes() == measured and not scratch.exists()
+    remembered.write_bytes(measured[:-1])
+    assert "(measured)" in interrupted("--resume")[0]
+    remembered.unlink()
+    scratch.write_bytes(b"again")
+    assert "(ssd.merge_gap)" in interrupted("--resume", "--set", "ssd.merge_gap=8KiB")[0]
+    assert not remembered.exists() and not scratch.exists()
+    # A reader writes nothing into a run.
+    terrace.text("evaluate", run.path, "--data", log, "--json")
+    assert not remembered.exists() and not scratch.exists()
+
+
 def test_generate_is_a_function_of_its_seed(terrace, workspace):
     files = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):

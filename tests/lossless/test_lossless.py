@@ -18,6 +18,8 @@ AXES = {
     "ssd.shards": (1, 2, 4),
     "ssd.backend": ("io_uring", "threads"),
     "ssd.io_threads": (1, 4),
+    "ssd.read": ("planned", "whole_file"),
+    "ssd.merge_gap": ("auto", "0", "1MiB"),
     "ssd.stale_share": (0.5, 0.1),
     "ssd.file_size": ("1MiB", "32MiB"),
     "checkpoint.every_batches": (0, 1, 5),

@@ -43,7 +43,8 @@ class Thread {
 // Threads sleep between runs. Run() is called by one thread at a time.
 class WorkerGroup {
  public:
-  // REQUIRES: size >= 1. on_start runs once on each thread, the caller's excepted.
+  // REQUIRES: size >= 1. on_start runs once on each thread, the caller's excepted; so does the
+  // priority count.
   WorkerGroup(const std::string& name, int size, std::function<void()> on_start = nullptr,
               ThreadPriority priority = ThreadPriority::kNormal);
   ~WorkerGroup();

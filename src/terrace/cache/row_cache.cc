@@ -11,7 +11,9 @@
 namespace terrace {
 namespace {
 
-constexpr std::uint32_t kVictims = 32;      // Rows evicted together, likewise.
+constexpr std::uint32_t kVictims = 32;  // Rows evicted together, likewise.
+// Beyond so many at once a disk is busy, and threads only cost memory.
+constexpr std::size_t kMostShardReaders = 16;
 constexpr std::uint32_t kMaxHandles = 255;  // Entry::pins has eight bits.
 constexpr std::uint32_t kMaxBufferRows = (std::uint32_t{1} << 24) - 1;
 
@@ -143,6 +145,12 @@ Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& opti
   TERRACE_RETURN_IF_ERROR(cache->SetCapacity(options.capacity_bytes));
   if (options.background) {
     RowCacheImpl* self = cache.get();
+    if (self->stores_.size() > 1) {
+      const int readers = static_cast<int>(std::min(self->stores_.size(), kMostShardReaders));
+      MutexLock lock(&self->read_mu_);
+      self->shard_readers_ =
+          std::make_unique<WorkerGroup>("cache-shard", readers, nullptr, ThreadPriority::kYielding);
+    }
     self->loader_ = Thread("cache-read", ThreadPriority::kNormal, [self] { self->LoaderLoop(); });
   }
   return std::unique_ptr<RowCache>(std::move(cache));

@@ -28,8 +28,9 @@ struct RowCacheOptions {
   double lru_share = 0.5;  // Of the rows; what leaves the LRU enters the LFU.
   std::uint64_t flush_bytes = std::uint64_t{16}
                               << 20;  // Dirty rows that leave together; larger: better writes.
-  // Threads of the cache's own read what a Pin lacks and write what was evicted. false: a Pin
-  // writes what it evicts before it goes on, and PinnedRows::Wait reads (depth 0).
+  // Threads of the cache's own read what a Pin lacks, from all shards at the same time, and write
+  // what was evicted. false: a Pin writes what it evicts before it goes on, and PinnedRows::Wait
+  // reads, one shard after another (depth 0).
   bool background = true;
   // Grain of the arenas; 0: 2 MiB, less for a small capacity and more for a huge one.
   std::uint64_t chunk_bytes = 0;

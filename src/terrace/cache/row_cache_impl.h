@@ -147,6 +147,7 @@ class RowCacheImpl final : public RowCache {
   Missing missing_ TERRACE_GUARDED_BY(pin_mu_);
   Mutex flush_mu_;  // One FlushDirty at a time.
   Mutex read_mu_;   // One Read of the stores at a time.
+  std::unique_ptr<WorkerGroup> shard_readers_ TERRACE_GUARDED_BY(read_mu_);  // Null: one by one.
   mutable Mutex mu_;
   CondVar room_;         // Rows were released; aborted.
   CondVar load_wanted_;  // For the loader: a load was queued; stop.

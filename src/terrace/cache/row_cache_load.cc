@@ -1,5 +1,7 @@
 // How RowCacheImpl brings rows from the stores.
 #include <algorithm>
+#include <atomic>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -92,24 +94,46 @@ Status RowCacheImpl::ReadFromStores(std::span<const Key> keys, std::span<std::by
   MutexLock one_read(&read_mu_);
   if (stores_.size() == 1) return stores_[0]->Read(keys, rows, found, stop);
   const auto shards = static_cast<std::uint32_t>(stores_.size());
-  std::vector<std::vector<std::size_t>> by_shard(shards);
+  // The keys by shard, one shard behind the other: begins[s] to begins[s + 1] are of shard s.
+  std::vector<std::uint16_t> shard_of(keys.size());
+  std::vector<std::size_t> begins(shards + 1, 0);
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    by_shard[ShardOfHash(MixKey(keys[i]), shards)].push_back(i);
+    shard_of[i] = static_cast<std::uint16_t>(ShardOfHash(MixKey(keys[i]), shards));
+    ++begins[shard_of[i] + 1];
   }
-  for (std::uint32_t shard = 0; shard < shards; ++shard) {
-    const std::vector<std::size_t>& index = by_shard[shard];
-    if (index.empty()) continue;
-    std::vector<Key> shard_keys;
-    std::vector<std::byte*> shard_rows;
-    for (const std::size_t i : index) {
-      shard_keys.push_back(keys[i]);
-      shard_rows.push_back(rows[i]);
-    }
-    std::vector<std::uint8_t> shard_found(index.size(), 0);
-    const Status read = stores_[shard]->Read(shard_keys, shard_rows, shard_found, stop);
-    if (!read.ok()) return read.WithContext("shard " + std::to_string(shard));
-    for (std::size_t i = 0; i < index.size(); ++i) found[index[i]] = shard_found[i];
+  std::partial_sum(begins.begin(), begins.end(), begins.begin());
+  std::vector<std::size_t> next(begins.begin(), begins.end() - 1);
+  std::vector<Key> sorted_keys(keys.size());
+  std::vector<std::byte*> sorted_rows(keys.size());
+  std::vector<std::uint32_t> origins(keys.size());
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const std::size_t to = next[shard_of[i]]++;
+    sorted_keys[to] = keys[i];
+    sorted_rows[to] = rows[i];
+    origins[to] = static_cast<std::uint32_t>(i);
   }
+  std::vector<std::uint8_t> sorted_found(keys.size(), 0);
+  std::vector<Status> statuses(shards);
+  // Relaxed: a shard more that is read in vain does no harm.
+  std::atomic<bool> failed{false};
+  const auto read_shard = [&](int task) {
+    const auto shard = static_cast<std::size_t>(task);
+    const std::size_t begin = begins[shard], count = begins[shard + 1] - begin;
+    if (count == 0 || failed.load(std::memory_order_relaxed)) return;
+    const Status read = stores_[shard]->Read(std::span(sorted_keys).subspan(begin, count),
+                                             std::span(sorted_rows).subspan(begin, count),
+                                             std::span(sorted_found).subspan(begin, count), stop);
+    if (read.ok()) return;
+    statuses[shard] = read.WithContext("shard " + std::to_string(shard));
+    failed.store(true, std::memory_order_relaxed);
+  };
+  if (shard_readers_ != nullptr) {
+    shard_readers_->Run(static_cast<int>(shards), read_shard);
+  } else {
+    for (std::uint32_t shard = 0; shard < shards; ++shard) read_shard(static_cast<int>(shard));
+  }
+  for (const Status& status : statuses) TERRACE_RETURN_IF_ERROR(status);
+  for (std::size_t i = 0; i < keys.size(); ++i) found[origins[i]] = sorted_found[i];
   return OkStatus();
 }
 

@@ -302,6 +302,11 @@ Result<std::uint64_t> FaultyFileSystem::FreeBytes(const std::string& path) {
   return base_->FreeBytes(path);
 }
 
+Result<std::string> FaultyFileSystem::DiskIdentity(const std::string& path) {
+  TERRACE_RETURN_IF_ERROR(CountSimple(FileOperation::kStat, path));
+  return base_->DiskIdentity(path);
+}
+
 Result<std::unique_ptr<FileLock>> FaultyFileSystem::Lock(const std::string& path, bool exclusive) {
   TERRACE_RETURN_IF_ERROR(CountSimple(FileOperation::kLock, path));
   return base_->Lock(path, exclusive);

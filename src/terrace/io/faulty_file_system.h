@@ -91,6 +91,8 @@ class FaultyFileSystem final : public FileSystem {
   Result<std::vector<FileInfo>> List(const std::string& path) override;
   Result<FileInfo> Stat(const std::string& path) override;
   Result<std::uint64_t> FreeBytes(const std::string& path) override;
+  // Counts as a stat.
+  Result<std::string> DiskIdentity(const std::string& path) override;
   Result<std::unique_ptr<FileLock>> Lock(const std::string& path, bool exclusive) override;
 
   // Replaces the rules and starts all counts again.

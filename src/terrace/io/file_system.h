@@ -115,6 +115,9 @@ class FileSystem {
   virtual Result<FileInfo> Stat(const std::string& path) = 0;
   virtual Result<std::uint64_t> FreeBytes(
       const std::string& path) = 0;  // That this user may still write.
+  // Which disk an existing `path` lies on, as text that another disk, file system or place would
+  // not have. Empty: none that a clock could tell anything of.
+  virtual Result<std::string> DiskIdentity(const std::string& /*path*/) { return std::string(); }
   // Takes a lock on `path`, an existing file. kUnavailable: another process holds it. Does not
   // block.
   virtual Result<std::unique_ptr<FileLock>> Lock(const std::string& path, bool exclusive) = 0;

@@ -241,6 +241,20 @@ TEST_P(FileSystemTest, FreeBytesTellsOfTheDisk) {
   EXPECT_EQ(fs_->FreeBytes(Path("none")).status().code(), StatusCode::kNotFound);
 }
 
+TEST_P(FileSystemTest, DiskIdentityIsOfThePlace) {
+  auto identity = fs_->DiskIdentity(root_);
+  TERRACE_ASSERT_OK(identity);
+  if (identity->empty()) return;  // In memory.
+  auto again = fs_->DiskIdentity(root_ + "/.");
+  TERRACE_ASSERT_OK(again);
+  EXPECT_EQ(*identity, *again);
+  TERRACE_ASSERT_OK(fs_->MakeDirectories(Path("other")));
+  auto other = fs_->DiskIdentity(Path("other"));
+  TERRACE_ASSERT_OK(other);
+  EXPECT_NE(*identity, *other);
+  EXPECT_EQ(fs_->DiskIdentity(Path("none")).status().code(), StatusCode::kNotFound);
+}
+
 TEST_P(FileSystemTest, AFailedWritePoisonsTheFileUntilReopened) {
   MakeFile(Path("a"), 1, 1);
   auto file = fs_->Open(Path("a"), OpenMode::kRead);

@@ -4,11 +4,15 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
+#include <memory>
 #include <utility>
 
 #include "terrace/base/log.h"
@@ -180,6 +184,20 @@ class PosixFileSystem final : public FileSystem {
     } while (result != 0 && errno == EINTR);
     if (result != 0) return ErrnoError(errno, "asking the free space of", path);
     return static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize;
+  }
+
+  Result<std::string> DiskIdentity(const std::string& path) override {
+    struct stat info;
+    struct statfs file_system;
+    if (stat(path.c_str(), &info) != 0 || statfs(path.c_str(), &file_system) != 0) {
+      return ErrnoError(errno, "asking the disk of", path);
+    }
+    const std::unique_ptr<char, decltype(&std::free)> whole(realpath(path.c_str(), nullptr),
+                                                            &std::free);
+    if (whole == nullptr) return ErrnoError(errno, "asking the whole path of", path);
+    return fmt::format("device {}:{}, file system {:#x}, {}", major(info.st_dev),
+                       minor(info.st_dev), static_cast<std::uint64_t>(file_system.f_type),
+                       whole.get());
   }
 
   Result<std::unique_ptr<FileLock>> Lock(const std::string& path, bool exclusive) override {

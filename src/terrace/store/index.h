@@ -16,8 +16,9 @@ using Place = std::uint64_t;
 inline constexpr int kRowBits = 20;
 inline constexpr int kPlaceBits = 44;
 inline constexpr std::uint64_t kMaxRowsPerFile = std::uint64_t{1} << kRowBits;
-// Slots above it stay unused, so that no place looks like an empty entry of an index.
-inline constexpr std::uint32_t kMaxFileSlots = 0xfff000;
+// Slots above it stay unused: nobody holds four million files open, and a read plan has bits to
+// spare.
+inline constexpr std::uint32_t kMaxFileSlots = 0x3ff000;
 inline constexpr Place kNoPlace = (Place{1} << kPlaceBits) - 1;
 
 constexpr Place MakePlace(std::uint32_t slot, std::uint64_t row) {

@@ -45,6 +45,10 @@ class DiskQuota {
   std::atomic<std::uint64_t> peak_{0};
 };
 
+// How the rows of a batch are read: by a plan of what costs least, or all bytes of each file that
+// holds one of them (HPS 6), for comparison. The rows are the same.
+enum class ReadMode : std::uint8_t { kPlanned, kWholeFile };
+
 struct StoreOptions {
   std::string directory;  // Of this table and shard; made when absent.
   std::string table;      // Written into each file; a file of another table is refused.
@@ -58,9 +62,15 @@ struct StoreOptions {
   ReadQueueOptions read_queue;
   std::uint64_t io_buffer_bytes =
       std::uint64_t{8} << 20;  // For reads; as much again for writing and for compaction.
-  // Two needed records of a file are read by one request when fewer bytes than these lie between
-  // them: what a request costs in bytes of sequential reading.
+  ReadMode read_mode = ReadMode::kPlanned;
+  // Two needed records of a file are read by one request when no more bytes than these lie between
+  // them: what a request costs in bytes of sequential reading (ReadCost::MergeGapBytes). The
+  // cheapest plan follows from it for every region by itself: single sectors where rows lie apart,
+  // a scan where they lie densely.
   std::uint64_t merge_gap_bytes = std::uint64_t{16} << 10;
+  // Threads that check and copy what was read, the caller of Read one of them; the others yield to
+  // training.
+  int read_threads = 1;
   // false: compaction runs inside Write, when due, and Write itself writes (depth 0).
   bool background_compaction = true;
   // Called by a Write that the quota refuses after compaction gave what it could: drops an old

@@ -1,11 +1,13 @@
 // Loads a store, reads uniform batches of fresh keys by size of batch, and overwrites rows with
-// compaction paid. Every row read is checked. Reads are put beside the model of the disk measured
-// in the same run, t = a * requests + bytes / b: once for the requests that the store made, once
-// for the cheapest plan over the same number of random keys; writes beside the disk's rate in the
-// same run. Direct I/O: no page cache takes part.
+// compaction paid. Every row read is checked. Reads are put beside the model of the disk, t = a *
+// requests + bytes / b, which is measured on the store's own files before every batch: once for the
+// requests that the store made, once for the cheapest plan over the same number of random keys, and
+// beside the disk's rate of random sectors; writes beside the disk's rate in the same run. Direct
+// I/O: no page cache takes part.
 //
 //   store_bench [--tiny] [--folder F] [--keys N] [--row-bytes B] [--gap BYTES] [--repeats R]
-//               [--seed S] [--update-seconds T]
+//               [--seed S] [--update-seconds T] [--read-threads N] [--whole-file 0|1] [--depth N]
+//               [--batch N]...    (besides 20,000, 200,000 and 1,000,000)
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
@@ -19,6 +21,7 @@
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
 #include "terrace/io/file_system.h"
+#include "terrace/store/read_cost.h"
 #include "terrace/store/store.h"
 
 namespace terrace {
@@ -28,15 +31,18 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
 struct Settings {
   std::string folder = ".";
-  std::uint64_t keys = 20'000'000;
+  std::uint64_t keys = 5'000'000;  // 20'000'000: where the targets lie.
   std::uint64_t row_bytes = 128;
-  std::uint64_t gap_bytes = StoreOptions().merge_gap_bytes;
+  std::uint64_t gap_bytes = ~std::uint64_t{0};  // As measured at the start, on a scratch file.
+  std::uint64_t read_threads = 1;
+  std::uint64_t whole_file = 0;
+  std::uint64_t depth = static_cast<std::uint64_t>(ReadQueueOptions().depth);
   std::uint64_t repeats = 5;
   std::uint64_t seed = 1;
   std::uint64_t update_seconds = 10;
   std::vector<std::uint64_t> batches = {20'000, 200'000, 1'000'000};
   std::uint64_t load_batch = 500'000;
-  std::uint64_t disk_mib = 1024;
+  std::uint64_t disk_mib = 512;
 };
 
 // The i-th key; a bijection, so that keys are distinct.
@@ -59,44 +65,15 @@ bool IsRow(Key key, const std::byte* row, std::uint64_t row_bytes, std::uint64_t
   return true;
 }
 
-// t = a * requests + bytes / b.
-struct Disk {
-  double a = 0;  // Seconds a request.
-  double b = 0;  // Bytes a second.
-  double write = 0;
-  double Seconds(double requests, double bytes) const { return a * requests + bytes / b; }
-};
-
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
 }
 
-Result<double> TimeReads(File* file, ReadQueue* queue, std::span<std::byte> buffer,
-                         std::uint64_t request_bytes, std::uint64_t requests, Rng* rng,
-                         std::uint64_t file_bytes) {
-  const Clock* clock = Clock::Real();
-  const std::uint64_t in_buffer = buffer.size() / request_bytes;
-  double seconds = 0;
-  for (std::uint64_t done = 0; done < requests; done += in_buffer) {
-    std::vector<ReadRequest> round(std::min(in_buffer, requests - done));
-    for (std::size_t i = 0; i < round.size(); ++i) {
-      round[i].file = file;
-      round[i].offset = rng->Below(file_bytes / request_bytes) * request_bytes;
-      round[i].buffer = buffer.subspan(i * request_bytes, request_bytes);
-    }
-    const double start = clock->MonotonicSeconds();
-    TERRACE_RETURN_IF_ERROR(queue->Run(round));
-    seconds += clock->MonotonicSeconds() - start;
-  }
-  return seconds;
-}
-
-Result<Disk> MeasureDisk(FileSystem* fs, const Settings& settings) {
+// Bytes a second, sync included.
+Result<double> MeasureWrites(FileSystem* fs, const Settings& settings) {
   const std::string path = JoinPath(settings.folder, "store_bench.disk");
-  if (Status status = fs->Remove(path); !status.ok() && status.code() != StatusCode::kNotFound) {
-    return status;
-  }
+  TERRACE_RETURN_IF_ERROR(RemoveTree(fs, path));
   const Clock* clock = Clock::Real();
   const std::uint64_t bytes = settings.disk_mib * kMiB;
   TERRACE_ASSIGN_OR_RETURN(HugeBuffer buffer, HugeBuffer::Allocate(8 * kMiB));
@@ -106,53 +83,40 @@ Result<Disk> MeasureDisk(FileSystem* fs, const Settings& settings) {
     std::memcpy(buffer.data() + at, &word, 8);
   }
   TERRACE_ASSIGN_OR_RETURN(auto file, fs->Open(path, OpenMode::kCreateDirect));
-  Disk disk;
   const double start = clock->MonotonicSeconds();
   for (std::uint64_t at = 0; at < bytes; at += buffer.size()) {
     TERRACE_RETURN_IF_ERROR(
         file->WriteAt(at, buffer.span().first(std::min(buffer.size(), bytes - at))));
   }
   TERRACE_RETURN_IF_ERROR(file->Sync());
-  disk.write = static_cast<double>(bytes) / (clock->MonotonicSeconds() - start);
-  TERRACE_ASSIGN_OR_RETURN(auto queue, fs->NewReadQueue(ReadQueueOptions{}));
-  std::vector<double> small, large;
-  const std::uint64_t small_reads = std::min<std::uint64_t>(16384, bytes / 4096);
-  const std::uint64_t large_reads = std::min<std::uint64_t>(1024, bytes / kMiB);
-  for (int repeat = 0; repeat < 3; ++repeat) {
-    TERRACE_ASSIGN_OR_RETURN(const double few, TimeReads(file.get(), queue.get(), buffer.span(),
-                                                         4096, small_reads, &rng, bytes));
-    TERRACE_ASSIGN_OR_RETURN(const double many, TimeReads(file.get(), queue.get(), buffer.span(),
-                                                          kMiB, large_reads, &rng, bytes));
-    small.push_back(few / static_cast<double>(small_reads));
-    large.push_back(many / static_cast<double>(large_reads));
-  }
-  // Two points make the line.
-  const double per_byte =
-      std::max(1e-12, (Median(large) - Median(small)) / static_cast<double>(kMiB - 4096));
-  disk.b = 1 / per_byte;
-  disk.a = std::max(0.0, Median(small) - 4096 * per_byte);
+  const double rate = static_cast<double>(bytes) / (clock->MonotonicSeconds() - start);
   TERRACE_RETURN_IF_ERROR(fs->Remove(path));
-  std::printf("disk: a = %.2f us a request, b = %.2f GB/s, writes %.2f GB/s\n", disk.a * 1e6,
-              disk.b * 1e-9, disk.write * 1e-9);
-  return disk;
+  return rate;
 }
 
-// Seconds of the cheapest plan for n random records among all: gaps are read over when that costs
-// less than a request.
-double CheapestPlan(const Disk& disk, std::uint64_t n, std::uint64_t records, double record_bytes,
-                    Rng* rng) {
-  std::vector<double> at(n);
-  for (double& place : at) {
-    place = static_cast<double>(rng->Below(records)) * record_bytes;
+// n random records among all, and what the cheapest plan that reads them takes at any cost.
+class PlanModel {
+ public:
+  PlanModel(std::uint64_t n, std::uint64_t records, double record_bytes, Rng* rng)
+      : record_bytes_(record_bytes) {
+    std::vector<double> at(n);
+    for (double& place : at) place = static_cast<double>(rng->Below(records)) * record_bytes;
+    std::sort(at.begin(), at.end());
+    steps_.reserve(n);
+    for (std::uint64_t i = 1; i < n; ++i) steps_.push_back(at[i] - at[i - 1]);
   }
-  std::sort(at.begin(), at.end());
-  double seconds = disk.Seconds(1, 512 + record_bytes);
-  for (std::uint64_t i = 1; i < n; ++i) {
-    const double step = at[i] - at[i - 1];
-    seconds += std::min(step / disk.b, disk.Seconds(1, 512 + record_bytes));
+  // Gaps are read over when that costs less than a request.
+  double Seconds(const ReadCost& cost) const {
+    const double apart = cost.Seconds(1, 512 + record_bytes_);
+    double seconds = apart;
+    for (const double step : steps_) seconds += std::min(step / cost.bytes_per_second, apart);
+    return seconds;
   }
-  return seconds;
-}
+
+ private:
+  const double record_bytes_;
+  std::vector<double> steps_;
+};
 
 class Bench {
  public:
@@ -166,13 +130,16 @@ class Bench {
   Status ReadBatches(std::uint64_t batch);
   Status Update();
   Status Reopen();
+  // What reads cost now, on the store's own files.
+  Status MeasureReads();
   void DrawKeys(std::uint64_t n);
   Status ReadOnce(std::uint64_t n, double* seconds, double* cpu);
 
   FileSystem* const fs_;
   const Settings settings_;
   Rng rng_;
-  Disk disk_;
+  double disk_writes_ = 0;  // Bytes a second.
+  ReadCost cost_;           // Of the last measurement.
   StoreOptions options_;
   DiskQuota quota_{std::uint64_t{1} << 40};
   std::unique_ptr<Store> store_;
@@ -227,7 +194,7 @@ Status Bench::Load() {
       "index %.2f bytes a key; CPU %.3f us a key\n",
       static_cast<double>(settings_.keys) / seconds * 1e-6,
       static_cast<double>(stats.write_bytes) / seconds * 1e-9,
-      100 * static_cast<double>(stats.write_bytes) / seconds / disk_.write, commit,
+      100 * static_cast<double>(stats.write_bytes) / seconds / disk_writes_, commit,
       static_cast<unsigned long long>(stats.files),
       static_cast<double>(stats.index_bytes) / static_cast<double>(stats.live_rows),
       cpu / static_cast<double>(settings_.keys) * 1e6);
@@ -250,35 +217,59 @@ Status Bench::ReadOnce(std::uint64_t n, double* seconds, double* cpu) {
   return OkStatus();
 }
 
+Status Bench::MeasureReads() {
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, fs_->List(options_.directory));
+  std::vector<std::unique_ptr<File>> files;
+  std::vector<File*> borrowed;
+  for (const FileInfo& entry : entries) {
+    if (!entry.name.starts_with("rows-") || entry.size < kMiB) continue;
+    TERRACE_ASSIGN_OR_RETURN(
+        auto file, fs_->Open(JoinPath(options_.directory, entry.name), OpenMode::kReadDirect));
+    borrowed.push_back(file.get());
+    files.push_back(std::move(file));
+  }
+  if (files.empty()) return OkStatus();  // A tiny run: as the scratch file said.
+  TERRACE_ASSIGN_OR_RETURN(auto queue, fs_->NewReadQueue(options_.read_queue));
+  TERRACE_ASSIGN_OR_RETURN(
+      cost_, MeasureReadCost(Clock::Real(), queue.get(), borrowed, options_.io_buffer_bytes));
+  return OkStatus();
+}
+
 Status Bench::ReadBatches(std::uint64_t batch) {
-  std::vector<double> seconds(settings_.repeats), of_own_plan, of_best_plan, cpu;
-  StoreStats before = store_->stats();
+  const double record_bytes = static_cast<double>((settings_.row_bytes + 7) / 8 * 8 + 24);
+  const PlanModel model(batch, settings_.keys, record_bytes, &rng_);
+  std::vector<double> seconds(settings_.repeats), of_own_plan, of_best_plan, of_sectors, cpu, a, b;
+  const auto n = static_cast<double>(batch);
+  const StoreStats first = store_->stats();
+  StoreStats before = first;
   for (double& one : seconds) {
+    // The disk is shared: what it gave a moment ago is what it is compared with.
+    TERRACE_RETURN_IF_ERROR(MeasureReads());
     double cpu_of_read;
     TERRACE_RETURN_IF_ERROR(ReadOnce(batch, &one, &cpu_of_read));
-    cpu.push_back(cpu_of_read);
     const StoreStats after = store_->stats();
     const double requests = static_cast<double>(after.read_requests - before.read_requests);
     const double bytes = static_cast<double>(after.read_bytes - before.read_bytes);
-    of_own_plan.push_back(disk_.Seconds(requests, bytes) / one);
-    of_best_plan.push_back(CheapestPlan(disk_, batch, settings_.keys,
-                                        static_cast<double>((settings_.row_bytes + 7) / 8 * 8 + 24),
-                                        &rng_) /
-                           one);
+    cpu.push_back(cpu_of_read);
+    a.push_back(cost_.request_seconds);
+    b.push_back(cost_.bytes_per_second);
+    of_own_plan.push_back(cost_.Seconds(requests, bytes) / one);
+    of_best_plan.push_back(model.Seconds(cost_) / one);
+    of_sectors.push_back(n * cost_.Seconds(1, 512) / one);
     before = after;
   }
-  const StoreStats stats = store_->stats();
   std::sort(seconds.begin(), seconds.end());
-  const double median = Median(seconds);
+  const auto requests = static_cast<double>(before.read_requests - first.read_requests);
+  const auto rows = static_cast<double>(before.rows_read - first.rows_read);
   std::printf(
-      "read %8llu keys: %.0f K keys/s (%.0f..%.0f), %.0f %% of its own plan's model, %.0f %% of "
-      "the "
-      "cheapest plan's; CPU %.2f us a key; %.0f bytes a key so far\n",
-      static_cast<unsigned long long>(batch), static_cast<double>(batch) / median * 1e-3,
-      static_cast<double>(batch) / seconds.back() * 1e-3,
-      static_cast<double>(batch) / seconds.front() * 1e-3, 100 * Median(of_own_plan),
-      100 * Median(of_best_plan), Median(cpu) / static_cast<double>(batch) * 1e6,
-      static_cast<double>(stats.read_bytes) / static_cast<double>(stats.rows_read));
+      "read %8llu keys: %.0f K keys/s (%.0f..%.0f), %.0f %% of the cheapest plan's model, %.0f %% "
+      "of its own plan's, %.0f %% of the disk's random sectors; a = %.2f us, b = %.2f GB/s; CPU "
+      "%.2f us a key; %.2f requests and %.0f bytes a key\n",
+      static_cast<unsigned long long>(batch), n / Median(seconds) * 1e-3, n / seconds.back() * 1e-3,
+      n / seconds.front() * 1e-3, 100 * Median(of_best_plan), 100 * Median(of_own_plan),
+      100 * Median(of_sectors), Median(a) * 1e6, Median(b) * 1e-9, Median(cpu) / n * 1e6,
+      requests / rows, static_cast<double>(before.read_bytes - first.read_bytes) / rows);
+  std::fflush(stdout);
   return OkStatus();
 }
 
@@ -321,7 +312,7 @@ Status Bench::Update() {
       "%.3f s, CPU of the writing thread %.3f us a key\n",
       static_cast<double>(written) / writing * 1e-6, static_cast<double>(written) / total * 1e-6,
       amplification,
-      100 * static_cast<double>(after.write_bytes - before.write_bytes) / total / disk_.write,
+      100 * static_cast<double>(after.write_bytes - before.write_bytes) / total / disk_writes_,
       static_cast<double>(after.disk_bytes - after.checkpoint_only_bytes) /
           static_cast<double>(after.live_bytes),
       longest, cpu / static_cast<double>(written) * 1e6);
@@ -343,18 +334,38 @@ Status Bench::Reopen() {
   if (stats.live_rows != rows) return InternalError("rows are lost by reopening");
   std::printf("open: %.2f s (CPU %.2f), %.2f M keys/s, %.0f %% of the disk's sequential rate\n",
               seconds, opened, static_cast<double>(rows) / seconds * 1e-6,
-              100 * static_cast<double>(stats.read_bytes) / seconds / disk_.b);
+              100 * static_cast<double>(stats.read_bytes) / seconds / cost_.bytes_per_second);
   double read_seconds, read_cpu;
   return ReadOnce(std::min<std::uint64_t>(settings_.keys / 2, 20'000), &read_seconds, &read_cpu);
 }
 
 Status Bench::Run() {
-  TERRACE_ASSIGN_OR_RETURN(disk_, MeasureDisk(fs_, settings_));
+  TERRACE_ASSIGN_OR_RETURN(disk_writes_, MeasureWrites(fs_, settings_));
   options_.directory = JoinPath(settings_.folder, "store_bench.rows");
   options_.table = "bench";
   options_.row_bytes = static_cast<std::uint32_t>(settings_.row_bytes);
-  options_.merge_gap_bytes = settings_.gap_bytes;
+  options_.read_threads = static_cast<int>(settings_.read_threads);
+  options_.read_queue.depth = static_cast<int>(settings_.depth);
+  options_.read_mode = settings_.whole_file != 0 ? ReadMode::kWholeFile : ReadMode::kPlanned;
   TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, options_.directory));
+  ReadCostOptions calibration;
+  calibration.folder = settings_.folder;
+  calibration.read_queue = options_.read_queue;
+  calibration.quota = &quota_;
+  const double start = Clock::Real()->MonotonicSeconds();
+  TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, JoinPath(settings_.folder, "read-cost")));
+  TERRACE_ASSIGN_OR_RETURN(const KnownReadCost known,
+                           FindReadCost(fs_, Clock::Real(), calibration));
+  TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, JoinPath(settings_.folder, "read-cost")));
+  cost_ = known.cost;
+  options_.merge_gap_bytes =
+      settings_.gap_bytes == ~std::uint64_t{0} ? cost_.MergeGapBytes() : settings_.gap_bytes;
+  std::printf(
+      "disk: a = %.2f us a request, b = %.2f GB/s, measured in %.2f s%s; writes %.2f GB/s; "
+      "gaps of up to %.1f KiB are read over\n",
+      cost_.request_seconds * 1e6, cost_.bytes_per_second * 1e-9,
+      Clock::Real()->MonotonicSeconds() - start, known.why.c_str(), disk_writes_ * 1e-9,
+      static_cast<double>(options_.merge_gap_bytes) / 1024);
   TERRACE_ASSIGN_OR_RETURN(store_, Store::Create(fs_, Clock::Real(), &quota_, options_));
   TERRACE_RETURN_IF_ERROR(Load());
   for (const std::uint64_t batch : settings_.batches) {
@@ -385,12 +396,16 @@ bool ParseArguments(const std::vector<std::string>& arguments, Settings* setting
       settings->folder = value;
       continue;
     }
-    std::uint64_t* number = arguments[i - 1] == "--keys"             ? &settings->keys
-                            : arguments[i - 1] == "--row-bytes"      ? &settings->row_bytes
-                            : arguments[i - 1] == "--gap"            ? &settings->gap_bytes
-                            : arguments[i - 1] == "--repeats"        ? &settings->repeats
-                            : arguments[i - 1] == "--seed"           ? &settings->seed
+    std::uint64_t* number = arguments[i - 1] == "--keys"        ? &settings->keys
+                            : arguments[i - 1] == "--batch"     ? &settings->batches.emplace_back()
+                            : arguments[i - 1] == "--row-bytes" ? &settings->row_bytes
+                            : arguments[i - 1] == "--gap"       ? &settings->gap_bytes
+                            : arguments[i - 1] == "--repeats"   ? &settings->repeats
+                            : arguments[i - 1] == "--seed"      ? &settings->seed
                             : arguments[i - 1] == "--update-seconds" ? &settings->update_seconds
+                            : arguments[i - 1] == "--read-threads"   ? &settings->read_threads
+                            : arguments[i - 1] == "--whole-file"     ? &settings->whole_file
+                            : arguments[i - 1] == "--depth"          ? &settings->depth
                                                                      : nullptr;
     if (number == nullptr) return false;
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), *number);
@@ -408,7 +423,8 @@ int main(int argc, char** argv) {
   if (!terrace::ParseArguments(std::vector<std::string>(argv + 1, argv + argc), &settings)) {
     std::fprintf(stderr,
                  "usage: store_bench [--tiny] [--folder F] [--keys N] [--row-bytes B] [--gap BYTES]"
-                 " [--repeats R] [--seed S] [--update-seconds T]\n");
+                 " [--repeats R] [--seed S] [--update-seconds T] [--read-threads N]"
+                 " [--whole-file 0|1] [--depth N] [--batch N]...\n");
     return 2;
   }
   const terrace::Status status = terrace::Bench(terrace::FileSystem::Posix(), settings).Run();

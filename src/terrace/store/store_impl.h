@@ -86,7 +86,8 @@ class StoreImpl final : public Store {
   struct IndexBatch;  // Of a recovery.
   struct Range;       // Of a read plan.
   struct ReadPart;
-  struct ReadPlan;  // One slice of a batch.
+  struct ReadPlan;    // One slice of a batch.
+  struct ReadCursor;  // How far a plan has come.
   // Of a write.
   struct SortedKey {
     std::uint64_t hash;
@@ -145,14 +146,16 @@ class StoreImpl final : public Store {
   // Where the wanted keys lie, in the order of their places.
   void PlanRead(ReadPlan* plan) TERRACE_REQUIRES(read_mu_) TERRACE_EXCLUDES(mu_);
   Status RunPlan(const ReadPlan& plan, const std::atomic<bool>* stop) TERRACE_REQUIRES(read_mu_);
-  // Plans requests for the wanted rows from `next` on, as many as fit; returns the first that does
-  // not.
-  std::size_t FillPart(const ReadPlan& plan, std::size_t next, ReadPart* part) const;
+  // Plans requests for the wanted rows from the cursor on, as many as fit.
+  void FillPart(const ReadPlan& plan, ReadCursor* cursor, ReadPart* part) const;
+  void FillPartWithFiles(const ReadPlan& plan, ReadCursor* cursor, ReadPart* part) const;
   // A record of another key than the one wanted: fine if the index can't tell them apart.
   Status CheckMistaken(const std::byte* record, Key wanted, const std::string& path,
                        std::uint64_t offset) TERRACE_EXCLUDES(mu_);
-  // Checks and hands out the rows of a part that was read.
+  // Checks and hands out the rows of a part that was read, on all threads for reading.
   Status TakePart(const ReadPlan& plan, const ReadPart& part) TERRACE_REQUIRES(read_mu_);
+  // The wanted rows [begin, end) of it.
+  Status TakeRows(const ReadPlan& plan, const ReadPart& part, std::size_t begin, std::size_t end);
 
   // --- store_commit.cc
   Result<ManifestReference> PublishManifest(const Manifest& manifest,
@@ -242,6 +245,7 @@ class StoreImpl final : public Store {
   Mutex read_mu_;
   HugeBuffer read_buffer_ TERRACE_GUARDED_BY(read_mu_);
   std::unique_ptr<ReadQueue> read_queue_ TERRACE_GUARDED_BY(read_mu_);
+  std::unique_ptr<WorkerGroup> read_workers_ TERRACE_GUARDED_BY(read_mu_);  // Null: one thread.
 
   // Null where nothing is done in the background. Shared by writing and compaction: one disk.
   std::unique_ptr<WriteQueue> write_queue_;

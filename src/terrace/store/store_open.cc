@@ -116,6 +116,10 @@ Status StoreImpl::Prepare() {
     MutexLock lock(&read_mu_);
     TERRACE_ASSIGN_OR_RETURN(read_buffer_, HugeBuffer::Allocate(buffer_bytes));
     TERRACE_ASSIGN_OR_RETURN(read_queue_, fs_->NewReadQueue(options_.read_queue));
+    if (options_.read_threads > 1) {
+      read_workers_ = std::make_unique<WorkerGroup>("store-read", options_.read_threads, nullptr,
+                                                    ThreadPriority::kYielding);
+    }
   }
   compact_input_bytes_ = buffer_bytes / 4 * 3 / kBlockBytes * kBlockBytes;
   if (options_.read_only) return OkStatus();

@@ -6,8 +6,10 @@
 
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "terrace/io/faulty_file_system.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/store/testing/store_harness.h"
 
@@ -166,6 +168,73 @@ TEST(StoreModel, RowLengths) {
   }
 }
 
+// Whole files in parts as small as can be, and parts of several threads: the same rows.
+TEST(StoreModel, WaysToRead) {
+  for (const std::uint32_t row_bytes : {20u, 512u, 5000u}) {
+    for (const ReadMode mode : {ReadMode::kPlanned, ReadMode::kWholeFile}) {
+      for (const int threads : {1, 3}) {
+        SCOPED_TRACE("rows of " + std::to_string(row_bytes));
+        MemoryFileSystem fs;
+        StoreOptions options = StoreHarness::TinyOptions();
+        options.row_bytes = row_bytes;
+        options.file_bytes = 60 * (row_bytes + 40);
+        options.io_buffer_bytes = 1;  // The least.
+        options.read_mode = mode;
+        options.read_threads = threads;
+        RunModel(&fs, options, row_bytes, 60);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(Store, WholeFilesAreReadWhole) {
+  MemoryFileSystem fs;
+  StoreOptions options = StoreHarness::TinyOptions();
+  options.file_bytes = 64 << 10;
+  options.io_buffer_bytes = 512 << 10;
+  options.read_mode = ReadMode::kWholeFile;
+  StoreHarness harness(&fs, std::uint64_t{1} << 30, options);
+  ASSERT_OK(harness.Create());
+  std::vector<Key> keys;
+  for (std::uint64_t i = 0; i < 20'000; ++i) keys.push_back(harness.KeyAt(i));
+  ASSERT_OK(harness.Write(keys));
+  ASSERT_GT(harness.store()->stats().files, 5u);
+  ASSERT_OK(harness.CheckRead({keys[7]}));
+  const std::uint64_t one = harness.store()->stats().read_bytes;
+  EXPECT_GE(one, 60u << 10);
+  EXPECT_LE(one, 80u << 10);
+  ASSERT_OK(harness.CheckRead(keys));
+  // Where a buffer cuts a file, one block comes twice.
+  const std::uint64_t all = harness.store()->stats().read_bytes - one;
+  EXPECT_GE(all, harness.store()->stats().disk_bytes);
+  EXPECT_LE(all, 2 * harness.store()->stats().disk_bytes);
+}
+
+// A batch large enough for every thread to get rows, some of them damaged.
+TEST(Store, ThreadsThatCheckRowsFindTheDamagedOnes) {
+  MemoryFileSystem memory;
+  FaultyFileSystem fs(&memory, {});
+  StoreOptions options = StoreHarness::TinyOptions();
+  options.file_bytes = 1 << 20;
+  options.io_buffer_bytes = 4 << 20;
+  options.read_threads = 4;
+  StoreHarness harness(&fs, std::uint64_t{1} << 30, options);
+  ASSERT_OK(harness.Create());
+  std::vector<Key> keys;
+  for (std::uint64_t i = 0; i < 20'000; ++i) keys.push_back(harness.KeyAt(i));
+  ASSERT_OK(harness.Write(keys));
+  ASSERT_OK(harness.CheckRead(keys));
+  auto rules = ParseFaultRules("read:1+:flip:rows-");
+  ASSERT_TRUE(rules.ok());
+  fs.SetRules(std::move(rules).value());
+  const Status status = harness.CheckRead(keys);  // Says if a wrong byte was handed out.
+  EXPECT_EQ(status.code(), StatusCode::kCorruption) << status.ToString();
+  EXPECT_NE(status.message().find("rows-"), std::string::npos) << status.ToString();
+  fs.SetRules({});
+  ASSERT_OK(harness.CheckRead(keys));
+}
+
 // A batch of more keys than one plan holds.
 TEST(Store, MillionsOfKeysInOneBatch) {
   MemoryFileSystem fs;
@@ -176,7 +245,7 @@ TEST(Store, MillionsOfKeysInOneBatch) {
   DiskQuota quota(std::uint64_t{1} << 30);
   auto store = Store::Create(&fs, Clock::Real(), &quota, options);
   ASSERT_TRUE(store.ok());
-  const std::size_t n = (std::size_t{1} << 20) + 1000;
+  const std::size_t n = (std::size_t{1} << 22) + 1000;
   std::vector<Key> keys(n);
   std::vector<std::uint64_t> values(n), read(n, 0);
   std::vector<const std::byte*> rows(n);

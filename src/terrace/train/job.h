@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "terrace/data/example_source.h"
 #include "terrace/io/file_system.h"
 #include "terrace/model/network.h"
+#include "terrace/store/store.h"
 #include "terrace/table/row_schema.h"
 
 namespace terrace {
@@ -85,6 +87,8 @@ struct Job {
     std::uint64_t file_bytes = std::uint64_t{32} << 20;
     double stale_share = 0.5;
     bool direct = true;
+    ReadMode read = ReadMode::kPlanned;
+    std::optional<std::uint64_t> merge_gap_bytes;  // None: as the disk was measured.
   } ssd;
   struct Cache {
     double lru_share = 0.5;

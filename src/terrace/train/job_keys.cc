@@ -12,6 +12,7 @@ namespace {
 
 using job_keys::AndThen;
 using job_keys::Builder;
+using job_keys::ExactBytes;
 using job_keys::Expected;
 using job_keys::Identifies;
 using job_keys::kMax64;
@@ -414,7 +415,8 @@ void AddSsd(Builder* b) {
            "Bytes that the run may hold on disk, checkpoints too.");
   b->Whole("ssd.shards", ssd(&Job::Ssd::shards), 1, 1024, "Parts of each table on disk.");
   b->Whole("ssd.io_threads", ssd(&Job::Ssd::io_threads), 1, 64,
-           "Threads that read, where io_uring is not used.");
+           "Threads that check and copy what was read, at least one a shard; where io_uring is not "
+           "used, four times as many read.");
   b->Word("ssd.backend", ssd(&Job::Ssd::backend), {"auto", "io_uring", "threads"},
           "How rows are read.");
   b->Bytes("ssd.file_size", ssd(&Job::Ssd::file_bytes), 64 << 10,
@@ -422,6 +424,27 @@ void AddSsd(Builder* b) {
   b->Number("ssd.stale_share", ssd(&Job::Ssd::stale_share), {0.05, 0.95},
             "A file is rewritten when more of it is stale.");
   b->Bool("ssd.direct", ssd(&Job::Ssd::direct), "Past the system's page cache.");
+  b->Choice("ssd.read", ssd(&Job::Ssd::read),
+            std::vector<std::pair<std::string, ReadMode>>{{"planned", ReadMode::kPlanned},
+                                                          {"whole_file", ReadMode::kWholeFile}},
+            "What a batch reads: what costs least, or every file that holds one of its rows, for "
+            "comparison.");
+  JobKey& gap =
+      b->Custom("ssd.merge_gap", "size or auto", "",
+                "Two rows of a file are read at once when no more bytes lie between them; "
+                "auto: as many as cost what a request does on this disk, measured at the "
+                "start.");
+  gap.set = [](const JobNode& node, Job* job, const std::string&) -> std::string {
+    const bool is_scalar = node.kind == JobNode::Kind::kScalar;
+    job->ssd.merge_gap_bytes.reset();
+    if (is_scalar && node.scalar == "auto") return "";
+    job->ssd.merge_gap_bytes = is_scalar ? ParseBytes(node.scalar) : std::nullopt;
+    return job->ssd.merge_gap_bytes ? "" : Expected("auto or a size such as 32KiB", node);
+  };
+  gap.print = [](const Job& job, const std::string&) {
+    return std::optional<std::string>(job.ssd.merge_gap_bytes ? ExactBytes(*job.ssd.merge_gap_bytes)
+                                                              : "auto");
+  };
 }
 
 void AddQueue(Builder* b, const std::string& stage) {

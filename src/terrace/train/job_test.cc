@@ -61,7 +61,7 @@ network: {type: dnn, hidden: [64, 32], wide: true, optimizer: {type: adam, learn
 training: {batch: 65_536, minibatch: 512, threads: 1}
 validation: {every_examples: null}
 memory: {budget: 320MiB}
-ssd: {paths: [d0, d1], quota: 1.5GiB, shards: 2, io_threads: 3}
+ssd: {paths: [d0, d1], quota: 1.5GiB, shards: 2, io_threads: 3, read: whole_file, merge_gap: 32KiB}
 pipeline: {depth: 0, queues: {read: 3, pull: null}}
 checkpoint: {every_batches: 5, keep: 7}
 )");
@@ -85,7 +85,26 @@ checkpoint: {every_batches: 5, keep: 7}
   EXPECT_FLOAT_EQ(job->network_learning_rate.At(600), 0.001f);
   EXPECT_FLOAT_EQ(job->network_learning_rate.At(100'000), 0.0f);
   EXPECT_EQ(job->ssd.quota_bytes, std::uint64_t{3} << 29);
+  EXPECT_EQ(job->ssd.read, ReadMode::kWholeFile);
+  EXPECT_EQ(job->ssd.merge_gap_bytes, 32u << 10);
   EXPECT_EQ(job->pipeline.queues, (std::map<std::string, int>{{"read", 3}}));
+}
+
+TEST(ParseJob, TheGapOfReadsIsMeasuredUnlessGiven) {
+  Result<Job> job = Parse(kSmall);
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  EXPECT_FALSE(job->ssd.merge_gap_bytes.has_value());
+  for (const char* gap : {"auto", "0", "4096", "1MiB"}) {
+    job = Parse(kSmall + fmt::format("ssd: {{merge_gap: {}}}\n", gap));
+    ASSERT_TRUE(job.ok()) << job.status().ToString();
+    Result<Job> again = Parse(JobToYaml(*job));
+    ASSERT_TRUE(again.ok()) << again.status().ToString();
+    EXPECT_EQ(job->ssd.merge_gap_bytes, again->ssd.merge_gap_bytes) << gap;
+    EXPECT_EQ(job->ssd.merge_gap_bytes.has_value(), std::string(gap) != "auto");
+  }
+  for (const char* gap : {"none", "[1]", "-1", "null"}) {
+    EXPECT_FALSE(Parse(kSmall + fmt::format("ssd: {{merge_gap: {}}}\n", gap)).ok()) << gap;
+  }
 }
 
 TEST(ParseJob, SyntheticValidationFollowsTraining) {
@@ -460,7 +479,8 @@ TEST(IdentifyingSettings, DifferWhereTheBitsWould) {
   for (const char* same :
        {"device: auto\n", "memory: {budget: 1GiB}\n", "training: {batch: 1024}\n",
         "slots: {C1: {dim: 8}}\n", "pipeline: {depth: 0}\n", "checkpoint: {keep: 5}\n",
-        "ssd: {quota: 1GiB, io_threads: 4}\n", "validation: {every_examples: 100}\n"}) {
+        "ssd: {quota: 1GiB, io_threads: 4, read: whole_file, merge_gap: 1KiB}\n",
+        "validation: {every_examples: 100}\n"}) {
     EXPECT_EQ(settings(same), base) << same;
   }
   std::set<std::string> seen;

@@ -5,7 +5,20 @@
 
 #include <fmt/format.h>
 
+#include "terrace/base/units.h"
+
 namespace terrace {
+namespace {
+
+// The folder that holds those of the tables: of <folder>/<table>/shard-<s>.
+std::string DiskFolder(const std::string& store_directory) {
+  const std::size_t shard = store_directory.rfind('/');
+  const std::size_t table = store_directory.rfind('/', shard - 1);
+  return store_directory.substr(0, table);
+}
+
+}  // namespace
+
 std::vector<RunStores::Entry> RunStores::MakeEntries(const Job& job, const ModelPlan& plan,
                                                      const RunFolder& run) {
   std::vector<Entry> entries;
@@ -26,7 +39,8 @@ std::vector<RunStores::Entry> RunStores::MakeEntries(const Job& job, const Model
   return entries;
 }
 
-StoreOptions RunStores::MakeOptions(const Job& job, const Options& options, const Entry& entry) {
+StoreOptions RunStores::MakeOptions(const Job& job, const Options& options,
+                                    const Entry& entry) const {
   StoreOptions store;
   store.directory = entry.directory;
   store.table = entry.table_name;
@@ -38,10 +52,46 @@ StoreOptions RunStores::MakeOptions(const Job& job, const Options& options, cons
   store.read_queue.backend = job.ssd.backend;
   store.read_queue.threads = std::max(4, 4 * job.ssd.io_threads);
   store.io_buffer_bytes = options.io_buffer_bytes;
+  store.read_mode = job.ssd.read;
+  if (job.ssd.merge_gap_bytes) store.merge_gap_bytes = *job.ssd.merge_gap_bytes;
+  for (const Disk& disk : disks_) {
+    if (disk.folder == DiskFolder(entry.directory)) {
+      store.merge_gap_bytes = disk.known.cost.MergeGapBytes();
+    }
+  }
+  // The shards of a batch are read side by side, each by a thread that checks its rows as well.
+  if (options.background) {
+    store.read_threads = (job.ssd.io_threads + job.ssd.shards - 1) / job.ssd.shards;
+  }
   store.background_compaction = options.background;
   store.read_only = options.read_only;
   store.on_pressure = options.on_pressure;
   return store;
+}
+
+Status RunStores::FindDisks(FileSystem* fs, Clock* clock, DiskQuota* quota, const Job& job,
+                            const Options& options) {
+  for (const Entry& entry : stores_) {
+    const std::string folder = DiskFolder(entry.directory);
+    const auto is_known = [&](const Disk& disk) { return disk.folder == folder; };
+    if (std::any_of(disks_.begin(), disks_.end(), is_known)) continue;
+    ReadCostOptions cost;
+    cost.folder = folder;
+    cost.read_queue = MakeOptions(job, options, entry).read_queue;
+    cost.direct_io = job.ssd.direct;
+    cost.read_only = options.read_only;
+    cost.quota = quota;
+    Disk disk{folder, {}};
+    if (!options.read_only) TERRACE_RETURN_IF_ERROR(fs->MakeDirectories(folder));
+    if (PlansByCost(job)) {
+      TERRACE_ASSIGN_OR_RETURN(disk.known, FindReadCost(fs, clock, cost));
+    } else if (!options.read_only) {
+      TERRACE_RETURN_IF_ERROR(RemoveReadCostScratch(fs, folder));
+    }
+    disks_.push_back(std::move(disk));
+  }
+  if (!PlansByCost(job)) disks_.clear();
+  return OkStatus();
 }
 
 Result<std::unique_ptr<RunStores>> RunStores::Create(FileSystem* fs, Clock* clock, DiskQuota* quota,
@@ -52,8 +102,11 @@ Result<std::unique_ptr<RunStores>> RunStores::Create(FileSystem* fs, Clock* cloc
   stores->stores_ = MakeEntries(job, plan, *run);
   for (Entry& entry : stores->stores_) {
     TERRACE_RETURN_IF_ERROR(RemoveTree(fs, entry.directory));
-    TERRACE_ASSIGN_OR_RETURN(entry.store,
-                             Store::Create(fs, clock, quota, MakeOptions(job, options, entry)));
+  }
+  TERRACE_RETURN_IF_ERROR(stores->FindDisks(fs, clock, quota, job, options));
+  for (Entry& entry : stores->stores_) {
+    TERRACE_ASSIGN_OR_RETURN(
+        entry.store, Store::Create(fs, clock, quota, stores->MakeOptions(job, options, entry)));
   }
   return stores;
 }
@@ -80,14 +133,17 @@ Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock,
                       checkpoint.id, checkpoint.stores.size(), stores->stores_.size()));
     }
     entry.directory = run->ResolveDirectory(manifest->directory);
+  }
+  TERRACE_RETURN_IF_ERROR(stores->FindDisks(fs, clock, quota, job, options));
+  for (Entry& entry : stores->stores_) {
     std::vector<ManifestReference> references;
     for (const Checkpoint& other : kept) {
       if (const Checkpoint::StoreManifest* reference = find(other, entry))
         references.push_back(reference->manifest);
     }
     TERRACE_ASSIGN_OR_RETURN(entry.store,
-                             Store::Open(fs, clock, quota, MakeOptions(job, options, entry),
-                                         manifest->manifest, references));
+                             Store::Open(fs, clock, quota, stores->MakeOptions(job, options, entry),
+                                         find(checkpoint, entry)->manifest, references));
   }
   return stores;
 }
@@ -139,6 +195,27 @@ std::uint64_t RunStores::index_bytes() const {
 Status RunStores::background_status() const {
   for (const Entry& entry : stores_) TERRACE_RETURN_IF_ERROR(entry.store->background_status());
   return OkStatus();
+}
+
+std::vector<std::string> DescribeReads(const Job& job, std::span<const RunStores::Disk> disks) {
+  if (job.ssd.read == ReadMode::kWholeFile) return {"reads: whole parameter files (ssd.read)"};
+  if (job.ssd.merge_gap_bytes) {
+    return {fmt::format("reads: gaps of up to {} are read over (ssd.merge_gap)",
+                        FormatBytes(*job.ssd.merge_gap_bytes))};
+  }
+  std::vector<std::string> lines;
+  for (const RunStores::Disk& disk : disks) {
+    const ReadCost& cost = disk.known.cost;
+    const char* origin = disk.known.origin == ReadCostOrigin::kMeasured     ? "measured"
+                         : disk.known.origin == ReadCostOrigin::kRemembered ? "remembered"
+                                                                            : "by default";
+    lines.push_back(fmt::format(
+        "reads: {:.2f} us a request + bytes / {:.2f} GB/s ({}) in {}, so gaps of up to {} are read "
+        "over",
+        cost.request_seconds * 1e6, cost.bytes_per_second * 1e-9, origin, disk.folder,
+        FormatBytes(cost.MergeGapBytes())));
+  }
+  return lines;
 }
 
 }  // namespace terrace

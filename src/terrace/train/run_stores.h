@@ -12,6 +12,7 @@
 #include "terrace/base/clock.h"
 #include "terrace/base/status.h"
 #include "terrace/io/file_system.h"
+#include "terrace/store/read_cost.h"
 #include "terrace/store/store.h"
 #include "terrace/train/checkpoint.h"
 #include "terrace/train/job.h"
@@ -25,6 +26,11 @@ class RunStores {
     bool background = true;             // Compaction on its own thread.
     bool read_only = false;
     std::function<bool()> on_pressure;  // See StoreOptions.
+  };
+  // The folders of rows, one on each disk, and what reads cost there.
+  struct Disk {
+    std::string folder;
+    KnownReadCost known;
   };
   // Empty stores in the run's folders, which are emptied first: nothing there is named by a
   // checkpoint.
@@ -46,6 +52,7 @@ class RunStores {
   void SetKeepFree(std::uint64_t bytes);
   StoreStats stats() const;  // Sums.
   std::uint64_t index_bytes() const;
+  const std::vector<Disk>& disks() const { return disks_; }
   Status background_status() const;
 
  private:
@@ -59,10 +66,21 @@ class RunStores {
     std::uint32_t row_bytes = 0;
     std::unique_ptr<Store> store;
   };
-  static StoreOptions MakeOptions(const Job& job, const Options& options, const Entry& entry);
+  StoreOptions MakeOptions(const Job& job, const Options& options, const Entry& entry) const;
+  // Finds what reads cost on each disk, where the job wants to know. A reader writes nothing.
+  Status FindDisks(FileSystem* fs, Clock* clock, DiskQuota* quota, const Job& job,
+                   const Options& options);
+  // Whether reads are planned by what they cost.
+  static bool PlansByCost(const Job& job) {
+    return job.ssd.read == ReadMode::kPlanned && !job.ssd.merge_gap_bytes;
+  }
   static std::vector<Entry> MakeEntries(const Job& job, const ModelPlan& plan,
                                         const RunFolder& run);
   std::vector<Entry> stores_;  // By table, then shard.
+  std::vector<Disk> disks_;    // Empty: the job does not ask.
 };
+
+// How rows are read, a line a disk, for the start of a run.
+std::vector<std::string> DescribeReads(const Job& job, std::span<const RunStores::Disk> disks);
 
 }  // namespace terrace

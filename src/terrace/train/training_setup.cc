@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <string>
 #include <utility>
 
 #include <fmt/format.h>
@@ -48,6 +49,9 @@ Status TrainingRun::Prepare(RunMode mode) {
   if (already_finished_) return OkStatus();
   TERRACE_RETURN_IF_ERROR(MakeCaches());
   LogText(LogLevel::kInfo, DescribeMemoryPlan(memory_));
+  for (const std::string& line : DescribeReads(job_, stores_->disks())) {
+    LogText(LogLevel::kInfo, line);
+  }
   return OkStatus();
 }
 

@@ -12,7 +12,7 @@ bool FakeStore::NextFails() {
 }
 
 Status FakeStore::Read(std::span<const Key> keys, std::span<std::byte* const> rows,
-                       std::span<std::uint8_t> found, const std::atomic<bool>* /*stop*/) {
+                       std::span<std::uint8_t> found, const std::atomic<bool>* stop) {
   MutexLock lock(&mu_);
   TERRACE_CHECK(++reads_ == 1);
   TERRACE_CHECK(std::unordered_set<Key>(keys.begin(), keys.end()).size() == keys.size());
@@ -24,6 +24,7 @@ Status FakeStore::Read(std::span<const Key> keys, std::span<std::byte* const> ro
   }
   --reads_;
   if (NextFails()) return IoError("read fails as the test wants");
+  if (stop != nullptr && stop->load()) return AbortedError("reading was stopped");
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const auto row = rows_.find(keys[i]);
     found[i] = row != rows_.end() ? 1 : 0;

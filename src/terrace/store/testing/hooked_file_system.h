@@ -1,7 +1,9 @@
-// HookedFileSystem: passes everything on, and calls a hook before a read queue's next group:
-// between the moment at which a reader has planned and the one at which it reads. Borrows `base`.
+// HookedFileSystem: passes everything on, and calls hooks around the groups of its read queues:
+// before the next one, between the moment at which a reader has planned and the one at which it
+// reads; and after each, where a test lets its clock go on. Borrows `base`.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,6 +18,8 @@ class HookedFileSystem final : public FileSystem {
  public:
   explicit HookedFileSystem(FileSystem* base) : base_(base) {}
   std::function<void()> before_reads;
+  std::function<void(std::span<const ReadRequest>)> after_reads;
+  std::string disk;  // Instead of the base's.
 
   Result<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode) override {
     return base_->Open(path, mode);
@@ -36,6 +40,9 @@ class HookedFileSystem final : public FileSystem {
   Result<std::uint64_t> FreeBytes(const std::string& path) override {
     return base_->FreeBytes(path);
   }
+  Result<std::string> DiskIdentity(const std::string& path) override {
+    return disk.empty() ? base_->DiskIdentity(path) : Result<std::string>(disk);
+  }
   Result<std::unique_ptr<FileLock>> Lock(const std::string& path, bool exclusive) override {
     return base_->Lock(path, exclusive);
   }
@@ -48,14 +55,21 @@ class HookedFileSystem final : public FileSystem {
     void Start(std::span<ReadRequest> requests) override {
       // Once: the hook may set the next one.
       if (auto hook = std::exchange(owner_->before_reads, nullptr)) hook();
+      groups_.push_back(requests);
       base_->Start(requests);
     }
-    Status Wait() override { return base_->Wait(); }
+    Status Wait() override {
+      const Status status = base_->Wait();
+      if (owner_->after_reads) owner_->after_reads(groups_.front());
+      groups_.pop_front();
+      return status;
+    }
     std::string_view name() const override { return "hooked"; }
 
    private:
     HookedFileSystem* const owner_;
     const std::unique_ptr<ReadQueue> base_;
+    std::deque<std::span<ReadRequest>> groups_;
   };
 
   FileSystem* const base_;
