@@ -101,8 +101,8 @@ TEST(WriteQueue, EachRequestHasItsStatus) {
   const Status later = queue.Wait(&failing.requests[2]);
   EXPECT_EQ(later.code(), StatusCode::kIo);
   EXPECT_NE(first.ToString(), later.ToString());
-  EXPECT_EQ(fs.operations(FileOperation::kWrite), 5u);
   for (WriteRequest& request : whole.requests) TERRACE_EXPECT_OK(queue.Wait(&request));
+  EXPECT_EQ(fs.operations(FileOperation::kWrite), 5u);
   ExpectWhole(good->get(), 5, 3);
   // A request can be used again.
   whole.requests[0].offset = 3 * kBytes;

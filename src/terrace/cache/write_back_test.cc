@@ -1,0 +1,143 @@
+// WriteBack with its threads: the halves of writes overlap, and either fails.
+#include "terrace/cache/write_back.h"
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "terrace/base/thread.h"
+#include "terrace/cache/testing/cache_fixture.h"
+#include "terrace/cache/testing/fake_store.h"
+
+namespace terrace {
+namespace {
+
+using cache_testing::InitialRow;
+using cache_testing::kRowBytes;
+using cache_testing::Row;
+using cache_testing::TrainedRow;
+
+// The halves of a write overlap: what is staged while the write before it fails must not get into
+// the store before that.
+TEST(WriteBack, AWriteStagedBehindAFailedOneIsWrittenAgain) {
+  FakeStore store(kRowBytes);
+  auto made = WriteBack::Create({.row_bytes = kRowBytes, .buffer_rows = 10}, {&store});
+  ASSERT_TRUE(made.ok());
+  WriteBack& write_back = **made;
+  const auto append = [&](Key key, const Row& row, bool stored = false) {
+    WriteBack::AppendScope appends(&write_back);
+    appends.Append(key, row.data(), stored);
+  };
+  store.HoldPublishes();
+  for (Key key = 0; key < 10; ++key) append(key, TrainedRow(key, 1));
+  store.WaitForHeldPublish();
+  for (Key key = 5; key < 15; ++key) append(key, TrainedRow(key, 2), key < 10);
+  while (store.staged() < 2) std::this_thread::yield();
+  store.FailPublishes(true);
+  store.LetGo();
+  EXPECT_EQ(write_back.MakeRoom(10, false).code(), StatusCode::kOk) << "one buffer is left";
+  for (Key key = 20; key < 21; ++key) append(key, TrainedRow(key, 1));
+  const Status failed = write_back.MakeRoom(10, false);
+  EXPECT_NE(failed.message().find("publish fails"), std::string::npos) << failed.ToString();
+  while (store.staged() > 0) std::this_thread::yield();  // None is left behind.
+  EXPECT_EQ(store.size(), 0u);
+  EXPECT_EQ(write_back.unwritten_rows(), 21u);
+  // Both versions are here still, and the newer one is seen.
+  Row row(kRowBytes);
+  std::byte* place = row.data();
+  std::uint8_t found = 0;
+  const Key key = 7;
+  EXPECT_EQ(write_back.Copy({&key, 1}, {&place, 1}, {&found, 1}), 1u);
+  EXPECT_EQ(row, TrainedRow(7, 2));
+  EXPECT_FALSE(write_back.Flush().ok());
+  EXPECT_FALSE(write_back.status().ok());
+  store.FailPublishes(false);
+  ASSERT_TRUE(write_back.Flush().ok());
+  EXPECT_TRUE(write_back.status().ok());
+  for (Key k = 0; k < 15; ++k) EXPECT_EQ(store.Get(k), TrainedRow(k, k < 5 ? 1 : 2)) << k;
+  EXPECT_EQ(store.write_sizes(), (std::vector<std::size_t>{10, 10, 1}));
+}
+
+// A write that fails at its first half, while the one before it is in its second.
+TEST(WriteBack, AWriteThatFailsBehindOneInFlightLeavesThatAlone) {
+  FakeStore store(kRowBytes);
+  auto made = WriteBack::Create({.row_bytes = kRowBytes, .buffer_rows = 10}, {&store});
+  ASSERT_TRUE(made.ok());
+  WriteBack& write_back = **made;
+  const auto append = [&](Key first) {
+    WriteBack::AppendScope appends(&write_back);
+    for (Key key = first; key < first + 10; ++key)
+      appends.Append(key, InitialRow(key).data(), /*stored=*/false);
+  };
+  store.HoldPublishes();
+  append(0);
+  store.WaitForHeldPublish();
+  store.FailWrites(true);
+  append(100);
+  while (write_back.status().ok()) std::this_thread::yield();
+  store.LetGo();
+  while (write_back.written_rows() < 10) std::this_thread::yield();
+  EXPECT_EQ(store.size(), 10u);
+  EXPECT_FALSE(write_back.status().ok());
+  store.FailWrites(false);
+  ASSERT_TRUE(write_back.Flush().ok());
+  EXPECT_EQ(store.size(), 20u);
+}
+
+TEST(WriteBack, WhatIsStagedAtTheEndIsDropped) {
+  FakeStore store(kRowBytes);
+  {
+    auto made = WriteBack::Create({.row_bytes = kRowBytes, .buffer_rows = 10}, {&store});
+    ASSERT_TRUE(made.ok());
+    store.HoldPublishes();
+    {
+      WriteBack::AppendScope appends(made->get());
+      for (Key key = 0; key < 20; ++key)
+        appends.Append(key, InitialRow(key).data(), /*stored=*/false);
+    }
+    while (store.staged() < 2) std::this_thread::yield();
+    Thread release("release", ThreadPriority::kNormal, [&] { store.LetGo(); });
+    made->reset();
+    release.Join();
+  }
+  EXPECT_EQ(store.staged(), 0);
+}
+
+// Shards are written side by side; when one fails, nothing of the others stays behind.
+TEST(WriteBack, OneShardOfSeveralFails) {
+  for (const bool background : {false, true}) {
+    std::vector<std::unique_ptr<FakeStore>> stores;
+    std::vector<Store*> borrowed;
+    for (int shard = 0; shard < 5; ++shard) {
+      stores.push_back(std::make_unique<FakeStore>(kRowBytes));
+      borrowed.push_back(stores.back().get());
+    }
+    auto made = WriteBack::Create(
+        {.row_bytes = kRowBytes, .buffer_rows = 200, .background = background}, borrowed);
+    ASSERT_TRUE(made.ok());
+    stores[3]->FailAt(0);
+    {
+      WriteBack::AppendScope appends(made->get());
+      for (Key key = 0; key < 150; ++key)
+        appends.Append(key, TrainedRow(key, 1).data(), /*stored=*/false);
+    }
+    const Status failed = (*made)->Flush();
+    EXPECT_NE(failed.message().find("shard 3"), std::string::npos) << failed.ToString();
+    for (const auto& store : stores) {
+      EXPECT_EQ(store->staged(), 0);
+      EXPECT_EQ(store->size(), 0u);
+    }
+    ASSERT_TRUE((*made)->Flush().ok());
+    std::size_t rows = 0;
+    for (const auto& store : stores) rows += store->size();
+    EXPECT_EQ(rows, 150u);
+    for (Key key = 0; key < 150; ++key) {
+      EXPECT_EQ(stores[ShardOfHash(MixKey(key), 5)]->Get(key), TrainedRow(key, 1));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace terrace
