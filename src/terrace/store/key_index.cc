@@ -101,6 +101,7 @@ typename SegmentedIndex<Line>::Walk SegmentedIndex<Line>::StartWalk(std::uint64_
 }
 
 template <typename Line>
+template <bool kToRoom>
 bool SegmentedIndex<Line>::Step(std::uint64_t hash, Walk* walk, Spot* spot) const {
   if (walk->line == nullptr) return true;  // Of an empty segment.
   if (const std::uint32_t equal = walk->line->Match(BitsOf(hash)); equal != 0) {
@@ -108,7 +109,9 @@ bool SegmentedIndex<Line>::Step(std::uint64_t hash, Walk* walk, Spot* spot) cons
     if (walk->line->state.shared) spot->other = FindOther(hash);
     return true;
   }
-  if (walk->line->state.passed == 0) return true;
+  if (walk->line->state.passed == 0 && (!kToRoom || walk->line->state.count < Line::kWays)) {
+    return true;
+  }
   const std::uint32_t lines = walk->segment->lines;
   if (walk->tried == lines + kHops) return true;  // All of them are full.
   walk->number = NextLine(BitsOf(hash), walk->number, walk->tried++, lines);
@@ -131,13 +134,13 @@ typename SegmentedIndex<Line>::Spot SegmentedIndex<Line>::Find(std::uint64_t has
   Spot spot;
   Walk walk = StartWalk(hash);
   if (walk.segment->lines > 0) walk.line = walk.segment->line(walk.number);
-  while (!Step(hash, &walk, &spot)) {
+  while (!Step<false>(hash, &walk, &spot)) {
   }
   return spot;
 }
 
 template <typename Line>
-template <typename Visit>
+template <bool kToRoom, typename Visit>
 void SegmentedIndex<Line>::ForEachFound(std::span<const std::uint64_t> hashes, Visit visit) const {
   if (segments_.empty()) {
     for (std::size_t i = 0; i < hashes.size(); ++i) visit(i, Spot());
@@ -177,7 +180,7 @@ void SegmentedIndex<Line>::ForEachFound(std::span<const std::uint64_t> hashes, V
       std::size_t kept = 0;
       for (std::size_t p = 0; p < count; ++p) {
         const std::uint32_t i = pending[p];
-        if (Step(group[i], &walks[g][i], &spots[i])) continue;
+        if (Step<kToRoom>(group[i], &walks[g][i], &spots[i])) continue;
         __builtin_prefetch(walks[g][i].line);
         pending[kept++] = i;
       }
@@ -207,7 +210,7 @@ void SegmentedIndex<Line>::SetPlace(std::uint64_t hash, const Spot& spot, Place 
 
 template <typename Line>
 void SegmentedIndex<Line>::Lookup(std::span<const std::uint64_t> hashes, Place* places) const {
-  ForEachFound(hashes, [&](std::size_t i, const Spot& spot) { places[i] = PlaceOf(spot); });
+  ForEachFound<false>(hashes, [&](std::size_t i, const Spot& spot) { places[i] = PlaceOf(spot); });
 }
 
 template <typename Line>
@@ -276,6 +279,9 @@ Status SegmentedIndex<Line>::Grow(Segment* segment, std::uint64_t lines) {
   segment_bytes_ -= bytes_of(*segment);
   loose_.clear();
   for (std::uint32_t number = 0; number < segment->lines; ++number) {
+    if (number + kBlockLines < segment->lines) {
+      __builtin_prefetch(segment->line(number + kBlockLines));
+    }
     const Line& line = *segment->line(number);
     for (std::uint32_t way = 0; way < line.state.count; ++way) {
       loose_.push_back({line.bits(way), line.place(way), line.state.shared != 0});
@@ -320,7 +326,7 @@ void SegmentedIndex<Line>::InsertEntry(const Segment& segment, const Loose& entr
 
 template <typename Line>
 void SegmentedIndex<Line>::Insert(std::span<const std::uint64_t> hashes, const Place* places) {
-  ForEachFound(hashes, [&](std::size_t i, Spot spot) {
+  ForEachFound<true>(hashes, [&](std::size_t i, Spot spot) {
     // Another of the batch may be alike, or have taken the room that was found.
     if (!spot.present()) spot = Find(hashes[i]);
     ++size_;
@@ -340,7 +346,7 @@ void SegmentedIndex<Line>::Insert(std::span<const std::uint64_t> hashes, const P
 template <typename Line>
 void SegmentedIndex<Line>::Replace(std::span<const std::uint64_t> hashes, const Place* places,
                                    Place* previous) {
-  ForEachFound(hashes, [&](std::size_t i, const Spot& spot) {
+  ForEachFound<false>(hashes, [&](std::size_t i, const Spot& spot) {
     TERRACE_CHECK(spot.present());
     previous[i] = PlaceOf(spot);
     SetPlace(hashes[i], spot, places[i]);
@@ -350,7 +356,7 @@ void SegmentedIndex<Line>::Replace(std::span<const std::uint64_t> hashes, const 
 template <typename Line>
 void SegmentedIndex<Line>::Move(std::span<const std::uint64_t> hashes, const Place* from,
                                 const Place* to, std::uint8_t* moved) {
-  ForEachFound(hashes, [&](std::size_t i, Spot spot) {
+  ForEachFound<false>(hashes, [&](std::size_t i, Spot spot) {
     // A removal before may have brought another entry there.
     if (spot.present()) spot = Find(hashes[i]);
     moved[i] = 0;
@@ -366,7 +372,7 @@ void SegmentedIndex<Line>::Move(std::span<const std::uint64_t> hashes, const Pla
 
 template <typename Line>
 void SegmentedIndex<Line>::Erase(std::span<const std::uint64_t> hashes, Place* previous) {
-  ForEachFound(hashes, [&](std::size_t i, Spot spot) {
+  ForEachFound<false>(hashes, [&](std::size_t i, Spot spot) {
     if (spot.present()) spot = Find(hashes[i]);  // As in Move.
     previous[i] = PlaceOf(spot);
     if (spot.present()) Remove(hashes[i], spot);

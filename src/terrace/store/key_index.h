@@ -200,12 +200,14 @@ class SegmentedIndex final : public RowIndex {
     Line* line = nullptr;      // Null: the segment is empty.
   };
   Walk StartWalk(std::uint64_t hash) const;
-  // Looks into one line; false: there is a next one.
+  // Looks into one line; false: there is a next one. kToRoom: for an absent key goes on to the line
+  // where it would be put.
+  template <bool kToRoom>
   bool Step(std::uint64_t hash, Walk* walk, Spot* spot) const;
   const Other* FindOther(std::uint64_t hash) const;
   Spot Find(std::uint64_t hash) const;
   // Calls visit(i, spot) for each hash, with the misses of many of them in flight.
-  template <typename Visit>
+  template <bool kToRoom, typename Visit>
   void ForEachFound(std::span<const std::uint64_t> hashes, Visit visit) const;
   Place PlaceOf(const Spot& spot) const;
   void SetPlace(std::uint64_t hash, const Spot& spot, Place place);

@@ -151,9 +151,9 @@ class Store {
   // Read sees them; they are durable after Commit. On error no key changed, and after a failed
   // write or sync the store is poisoned: Write, Erase and Commit fail until it is reopened. Blocks:
   // on writes, on the quota's back-pressure (compaction, old manifests). rows[i]: row_bytes().
-  // stored[i]: 1 when Read has found the key or a Write has written it, and no Erase since; 0 when
-  // it is most likely new. Empty: unknown. What is not known to be there costs a read for each key
-  // that the index takes for another one.
+  // stored[i]: 1 only when Read has found the key or a Write has written it, and no Erase since; 0
+  // when it is most likely new. Empty: unknown. What is not known to be there costs a read where
+  // the index has that key, or an alike one.
   virtual Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows,
                        std::span<const std::uint8_t> stored) = 0;
   // The two halves of Write, so that one thread brings rows to the disk while another leads the

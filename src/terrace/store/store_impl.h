@@ -182,7 +182,7 @@ class StoreImpl final : public Store {
       TERRACE_EXCLUDES(mu_);
   Status ReserveSlots(std::uint64_t files) TERRACE_EXCLUDES(mu_);
   void ReleaseSlots(std::uint64_t files) TERRACE_EXCLUDES(mu_);
-  // Finds out which keys are there; what is marked as stored is believed if the index agrees.
+  // Finds out which of the keys that are not marked as stored are there all the same.
   Status FindStored(std::span<SortedKey> order) TERRACE_EXCLUDES(mu_);
   struct Candidate;  // A key that is there if a record says so.
   Status ReadCandidates(std::span<SortedKey> order, std::span<const Candidate> candidates)

@@ -211,20 +211,21 @@ Status StoreImpl::ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files)
 
 Status StoreImpl::FindStored(std::span<SortedKey> order) {
   std::vector<Candidate> candidates;
+  std::vector<std::size_t> unknown;  // By place in the order.
   std::uint64_t hashes[kIndexBatch];
   Place places[kIndexBatch];
-  for (std::size_t begin = 0; begin < order.size(); begin += kIndexBatch) {
-    const std::size_t n = std::min(kIndexBatch, order.size() - begin);
-    for (std::size_t i = 0; i < n; ++i) hashes[i] = order[begin + i].hash;
+  for (std::size_t next = 0; next < order.size();) {
+    unknown.clear();
+    for (; next < order.size() && unknown.size() < kIndexBatch; ++next) {
+      if (order[next].stored) continue;
+      hashes[unknown.size()] = order[next].hash;
+      unknown.push_back(next);
+    }
     MutexLock lock(&mu_);
-    index_->Lookup({hashes, n}, places);
-    for (std::size_t i = 0; i < n; ++i) {
-      SortedKey& key = order[begin + i];
-      if (places[i] == kNoPlace) {
-        key.stored = false;
-      } else if (!key.stored) {
-        candidates.push_back({begin + i, slots_[SlotOfPlace(places[i])], RowOfPlace(places[i])});
-      }
+    index_->Lookup({hashes, unknown.size()}, places);
+    for (std::size_t i = 0; i < unknown.size(); ++i) {
+      if (places[i] == kNoPlace) continue;
+      candidates.push_back({unknown[i], slots_[SlotOfPlace(places[i])], RowOfPlace(places[i])});
     }
   }
   return ReadCandidates(order, candidates);
