@@ -19,9 +19,10 @@ namespace {
 constexpr std::size_t kGroup = 64;
 // Lines that a key tries a step of its own apart; then one after another, until one has room.
 constexpr std::uint32_t kHops = 16;
-// Above this share of entries a segment gets more lines; a sixteenth more at a time.
-constexpr double kMaxLoad = 0.95;
-constexpr std::uint64_t kBlocksPerStep = 16;
+// Above this share of entries a segment gets more lines: an eighth to a twelfth, so that segments
+// that grow at the same time do so once.
+constexpr double kMaxLoad = 0.96;
+constexpr std::uint64_t GrowthDivisor(std::size_t segment) { return 8 + segment % 5; }
 // Chunks of the arena: an eighth of what it has, so that a small index stays small.
 constexpr std::uint64_t kLeastChunkBytes = 64 << 10;
 
@@ -220,7 +221,7 @@ Status SegmentedIndex<Line>::Reserve(std::span<const std::uint64_t> new_hashes) 
   std::vector<std::uint32_t> added(kSegments, 0);
   for (const std::uint64_t hash : new_hashes) ++added[SegmentOf(hash)];
   const auto lines_for = [&](std::size_t s) {
-    return LinesFor(segments_[s], std::uint64_t{segments_[s].count} + added[s]);
+    return LinesFor(s, std::uint64_t{segments_[s].count} + added[s]);
   };
   std::uint64_t blocks = 0;
   for (std::size_t s = 0; s < kSegments; ++s) {
@@ -237,14 +238,15 @@ Status SegmentedIndex<Line>::Reserve(std::span<const std::uint64_t> new_hashes) 
 }
 
 template <typename Line>
-std::uint64_t SegmentedIndex<Line>::LinesFor(const Segment& segment, std::uint64_t count) {
+std::uint64_t SegmentedIndex<Line>::LinesFor(std::size_t s, std::uint64_t count) const {
+  const Segment& segment = segments_[s];
   constexpr double kPerLine = kMaxLoad * Line::kWays;
   if (static_cast<double>(count) <= kPerLine * segment.lines) return segment.lines;
   const auto wanted = static_cast<std::uint64_t>(static_cast<double>(count) / kPerLine) + 1;
   if (wanted <= kBlockLines) return wanted;
   const std::uint64_t blocks = segment.lines / kBlockLines;
   return std::max((wanted + kBlockLines - 1) / kBlockLines,
-                  blocks + std::max<std::uint64_t>(1, blocks / kBlocksPerStep)) *
+                  blocks + std::max<std::uint64_t>(1, blocks / GrowthDivisor(s))) *
          kBlockLines;
 }
 

@@ -214,8 +214,8 @@ class SegmentedIndex final : public RowIndex {
   void Remove(std::uint64_t hash, const Spot& spot);
   // REQUIRES: a line has room.
   static void InsertEntry(const Segment& segment, const Loose& entry);
-  // Lines of a segment that is to hold `count` entries.
-  static std::uint64_t LinesFor(const Segment& segment, std::uint64_t count);
+  // Lines of segment s when it is to hold `count` entries.
+  std::uint64_t LinesFor(std::size_t s, std::uint64_t count) const;
   // Blocks of the arena that Grow takes.
   static std::uint64_t NewBlocks(const Segment& segment, std::uint64_t lines);
   Status Grow(Segment* segment, std::uint64_t lines);
