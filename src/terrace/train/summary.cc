@@ -81,6 +81,7 @@ Json PerformanceJson(const IntervalRecord::Performance& performance) {
             {"rows_read", ssd.rows_read},
             {"rows_written", ssd.rows_written},
             {"rows_compacted", ssd.rows_compacted},
+            {"mistaken_reads", ssd.mistaken_reads},
             {"live_bytes", ssd.live_bytes},
             {"disk_bytes", ssd.disk_bytes},
             {"write_amplification", ssd.write_amplification}}},
@@ -204,6 +205,7 @@ void IntervalRecord::Performance::SubtractTotals(const Performance& before) {
   ssd.rows_read -= before.ssd.rows_read;
   ssd.rows_written -= before.ssd.rows_written;
   ssd.rows_compacted -= before.ssd.rows_compacted;
+  ssd.mistaken_reads -= before.ssd.mistaken_reads;
 }
 
 std::string LongestStage(const PipelineTimes& times) {

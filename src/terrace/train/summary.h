@@ -66,6 +66,7 @@ struct IntervalRecord {
       double read_seconds = 0, write_seconds = 0, compaction_seconds = 0;
       std::uint64_t read_bytes = 0, write_bytes = 0, read_requests = 0, rows_read = 0,
                     rows_written = 0, rows_compacted = 0;
+      std::uint64_t mistaken_reads = 0;  // Of records that the index took for an absent key's.
       std::uint64_t live_bytes = 0, disk_bytes = 0;  // At the end of the interval.
       double write_amplification = 0;  // Rows written with compaction / without, since start.
     } ssd;

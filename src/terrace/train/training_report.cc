@@ -69,6 +69,7 @@ IntervalRecord::Performance TrainingRun::Totals() const {
   now.ssd.rows_read = ssd.rows_read;
   now.ssd.rows_written = ssd.rows_written;
   now.ssd.rows_compacted = ssd.rows_compacted;
+  now.ssd.mistaken_reads = ssd.mistaken_reads;
   now.ssd.live_bytes = ssd.live_bytes;
   now.ssd.disk_bytes = ssd.disk_bytes;
   now.ssd.write_amplification = ssd.rows_written > 0
