@@ -132,13 +132,15 @@ def merge(base, changes):
 
 
 class Run:
-    """One run folder and the commands over it."""
+    """One run folder and the commands over it. A run measures its disks only when the job says so: it takes longer than most
+    jobs of the tests."""
 
     def __init__(self, terrace, folder, job, name="run", **changes):
         self.terrace, self.folder = terrace, pathlib.Path(folder)
         self.path = self.folder / name
         self.job_path = self.folder / f"{name}.yaml"
         self.job = merge(job, {"output": str(self.path), **changes})
+        self.job.setdefault("ssd", {}).setdefault("merge_gap", "16KiB")
         self.job_path.write_text(yaml.safe_dump(self.job, sort_keys=False))
         self.processes = 0
 

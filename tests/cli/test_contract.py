@@ -206,7 +206,8 @@ def test_interrupt(terrace, workspace, log):
 
 
 def test_the_disk_is_measured_once_and_remembered(terrace, workspace, log):
-    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 2000}))
+    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 2000}),
+                      **{"ssd.merge_gap": "auto"})
     remembered, scratch = run.path / "rows/read-cost", run.path / "rows/read-cost.scratch"
 
     def interrupted(*flags):

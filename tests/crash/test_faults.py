@@ -14,7 +14,7 @@ import jobs
 def job(logs):
     train = logs.criteo(jobs.EVICTING_ROWS, **jobs.EVICTING_LOG)
     job = jobs.evicting([train])
-    job["ssd"].update({"file_size": "1MiB", "shards": 2, "stale_share": 0.3})
+    job["ssd"].update({"file_size": "1MiB", "shards": 2, "stale_share": 0.3, "merge_gap": "auto"})
     return job
 
 
