@@ -38,8 +38,8 @@ std::uint64_t MapBytes(const MemoryPlanInput& input, std::uint32_t batch) {
   return std::max(usual, least);
 }
 
-// What stores take to plan the reads of one set, an occurrence of a key: 16 bytes a row that is read,
-// which a third of the occurrences are.
+// What stores take to plan the reads of one set, an occurrence of a key: 16 bytes a row that is
+// read, which a third of the occurrences are.
 constexpr std::uint64_t kReadPlanBytes = 6, kMostReadPlanBytes = 16;
 
 std::uint64_t ReadPlanBytes(const MemoryPlanInput& input, std::uint32_t batch) {
