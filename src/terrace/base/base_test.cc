@@ -110,22 +110,6 @@ TEST(HugeBuffer, IsZeroedAlignedAndMovable) {
   EXPECT_FALSE(HugeBuffer::Allocate(std::uint64_t{1} << 60).ok());
 }
 
-// A sanitizer brings an allocator of its own.
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-TEST(Memory, WhatIsFreedBetweenBlocksInUseGoesBackToTheSystem) {
-  ConfigureAllocator();
-  constexpr std::size_t kBlocks = 2000, kBytes = 48 << 10;
-  std::vector<std::unique_ptr<std::byte[]>> blocks;
-  for (std::size_t i = 0; i < kBlocks; ++i) {
-    blocks.push_back(std::make_unique<std::byte[]>(kBytes));  // Zeroed, so in memory.
-  }
-  for (std::size_t i = 0; i < kBlocks; i += 2) blocks[i].reset();
-  const std::uint64_t before = ReadProcessMemory().resident_bytes;
-  ReturnFreedMemory();
-  EXPECT_LT(ReadProcessMemory().resident_bytes + kBlocks / 2 * kBytes * 3 / 4, before);
-}
-#endif
-
 TEST(Status, ContextStandsBeforeTheCause) {
   const Status status = CorruptionError("bad checksum at 17").WithContext("opening shard 3");
   EXPECT_EQ(status.ToString(), "corruption: opening shard 3: bad checksum at 17");

@@ -114,8 +114,6 @@ void ConfigureAllocator() {
   mallopt(M_TRIM_THRESHOLD, 4 << 20);
 }
 
-void ReturnFreedMemory() { (void)malloc_trim(0); }
-
 void RaiseOpenFileLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return;

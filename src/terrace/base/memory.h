@@ -47,9 +47,6 @@ ProcessMemory ReadProcessMemory();
 // Keeps malloc from holding back what is freed: fixed mmap threshold, few arenas. Call first in
 // main().
 void ConfigureAllocator();
-// Gives back to the system what malloc holds of freed memory between blocks in use. Takes
-// milliseconds where there is much.
-void ReturnFreedMemory();
 // For the lack of something in the midst of what can't return a Status: says what was asked and
 // ends the process with status 1, as if it had been killed, which no checkpoint minds. Allocates
 // nothing.
