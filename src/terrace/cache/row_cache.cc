@@ -149,7 +149,7 @@ Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& opti
       const int readers = static_cast<int>(std::min(self->stores_.size(), kMostShardReaders));
       MutexLock lock(&self->read_mu_);
       self->shard_readers_ =
-          std::make_unique<WorkerGroup>("cache-shard", readers, nullptr, ThreadPriority::kYielding);
+          std::make_unique<WorkerGroup>("cache-read-", readers, nullptr, ThreadPriority::kYielding);
     }
     self->loader_ = Thread("cache-read", ThreadPriority::kNormal, [self] { self->LoaderLoop(); });
   }

@@ -31,11 +31,9 @@ std::uint64_t RowCacheImpl::ChunksFor(std::uint64_t capacity_bytes) const {
 void RowCacheImpl::LimitSupply() {
   // A cache that nobody fills takes no memory, one that fills an eighth more than it uses: rows
   // stop coming one day, and what was cleared for them was cleared in vain.
-  constexpr std::uint64_t kMostShare = 8;
   const std::uint64_t present = arena_.present_chunks();
   const std::uint64_t rest = target_chunks_ > present ? target_chunks_ - present : 0;
-  supply_.SetLimit(
-      std::min({rest, (present + kMostShare - 1) / kMostShare, target_chunks_ / kMostShare}));
+  supply_.SetLimit(std::min(rest, (present + 7) / 8));
 }
 
 Status RowCacheImpl::SetCapacity(std::uint64_t capacity_bytes) {

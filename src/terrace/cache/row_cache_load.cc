@@ -1,13 +1,13 @@
 // How RowCacheImpl brings rows from the stores.
 #include <algorithm>
 #include <atomic>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "terrace/base/sync_point.h"
 #include "terrace/cache/row_cache_impl.h"
+#include "terrace/cache/shard_order.h"
 
 namespace terrace {
 
@@ -93,47 +93,36 @@ Status RowCacheImpl::ReadFromStores(std::span<const Key> keys, std::span<std::by
                                     std::span<std::uint8_t> found, const std::atomic<bool>* stop) {
   MutexLock one_read(&read_mu_);
   if (stores_.size() == 1) return stores_[0]->Read(keys, rows, found, stop);
-  const auto shards = static_cast<std::uint32_t>(stores_.size());
-  // The keys by shard, one shard behind the other: begins[s] to begins[s + 1] are of shard s.
-  std::vector<std::uint16_t> shard_of(keys.size());
-  std::vector<std::size_t> begins(shards + 1, 0);
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    shard_of[i] = static_cast<std::uint16_t>(ShardOfHash(MixKey(keys[i]), shards));
-    ++begins[shard_of[i] + 1];
-  }
-  std::partial_sum(begins.begin(), begins.end(), begins.begin());
-  std::vector<std::size_t> next(begins.begin(), begins.end() - 1);
+  ShardOrder order;
+  SortByShard(keys, stores_.size(), &order);
   std::vector<Key> sorted_keys(keys.size());
   std::vector<std::byte*> sorted_rows(keys.size());
-  std::vector<std::uint32_t> origins(keys.size());
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    const std::size_t to = next[shard_of[i]]++;
-    sorted_keys[to] = keys[i];
-    sorted_rows[to] = rows[i];
-    origins[to] = static_cast<std::uint32_t>(i);
+    sorted_keys[i] = keys[order.origin[i]];
+    sorted_rows[i] = rows[order.origin[i]];
   }
   std::vector<std::uint8_t> sorted_found(keys.size(), 0);
-  std::vector<Status> statuses(shards);
+  std::vector<Status> statuses(stores_.size());
   // Relaxed: a shard more that is read in vain does no harm.
   std::atomic<bool> failed{false};
   const auto read_shard = [&](int task) {
     const auto shard = static_cast<std::size_t>(task);
-    const std::size_t begin = begins[shard], count = begins[shard + 1] - begin;
-    if (count == 0 || failed.load(std::memory_order_relaxed)) return;
-    const Status read = stores_[shard]->Read(std::span(sorted_keys).subspan(begin, count),
-                                             std::span(sorted_rows).subspan(begin, count),
-                                             std::span(sorted_found).subspan(begin, count), stop);
+    if (order.count(shard) == 0 || failed.load(std::memory_order_relaxed)) return;
+    const Status read =
+        stores_[shard]->Read(order.PartOf(sorted_keys, shard), order.PartOf(sorted_rows, shard),
+                             order.PartOf(sorted_found, shard), stop);
     if (read.ok()) return;
     statuses[shard] = read.WithContext("shard " + std::to_string(shard));
     failed.store(true, std::memory_order_relaxed);
   };
+  const int shards = static_cast<int>(stores_.size());
   if (shard_readers_ != nullptr) {
-    shard_readers_->Run(static_cast<int>(shards), read_shard);
+    shard_readers_->Run(shards, read_shard);
   } else {
-    for (std::uint32_t shard = 0; shard < shards; ++shard) read_shard(static_cast<int>(shard));
+    for (int shard = 0; shard < shards; ++shard) read_shard(shard);
   }
   for (const Status& status : statuses) TERRACE_RETURN_IF_ERROR(status);
-  for (std::size_t i = 0; i < keys.size(); ++i) found[origins[i]] = sorted_found[i];
+  for (std::size_t i = 0; i < keys.size(); ++i) found[order.origin[i]] = sorted_found[i];
   return OkStatus();
 }
 

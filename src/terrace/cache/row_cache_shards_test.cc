@@ -31,15 +31,21 @@ void ExpectAll60(Fixture* fixture, int times) {
   for (std::size_t w = 0; w < 60; ++w) ASSERT_EQ(RowAt(*pinned, w), TrainedRow(w, times)) << w;
 }
 
+// A pin of those keys whose reads are in flight: all of them, none waits for another.
+Result<PinnedRows> StartHeldPin(Fixture* fixture) {
+  for (auto& store : fixture->stores) store->HoldReads();
+  Result<PinnedRows> pinned = fixture->cache->StartPin(KeyRange(0, 60));
+  if (!pinned.ok()) return pinned;
+  for (auto& store : fixture->stores) store->WaitForHeldRead();
+  return pinned;
+}
+
 TEST(Shards, AreReadAtTheSameTime) {
   Fixture fixture(kSmall, /*background=*/true, kShards);
   ASSERT_TRUE(fixture.Open().ok());
   Store60(&fixture);
-  for (auto& store : fixture.stores) store->HoldReads();
-  auto pinned = fixture.cache->StartPin(KeyRange(0, 60));
+  auto pinned = StartHeldPin(&fixture);
   ASSERT_TRUE(pinned.ok());
-  // All of them: none waits for another.
-  for (auto& store : fixture.stores) store->WaitForHeldRead();
   for (auto& store : fixture.stores) store->LetGo();
   ASSERT_TRUE(pinned->Wait().ok());
   for (std::size_t w = 0; w < 60; ++w) ASSERT_EQ(RowAt(*pinned, w), TrainedRow(w, 1)) << w;
@@ -69,11 +75,9 @@ TEST(Shards, OneFailsWhileOthersRead) {
     Fixture fixture(kSmall, /*background=*/true, kShards);
     ASSERT_TRUE(fixture.Open().ok());
     Store60(&fixture);
-    for (auto& store : fixture.stores) store->HoldReads();
     fixture.stores[failing]->FailAt(0);
-    auto pinned = fixture.cache->StartPin(KeyRange(0, 60));
+    auto pinned = StartHeldPin(&fixture);
     ASSERT_TRUE(pinned.ok());
-    for (auto& store : fixture.stores) store->WaitForHeldRead();
     fixture.stores[failing]->LetGo();
     // Its failure is known only when the others, which write into the rows, are done.
     for (int i = 0; i < kShards; ++i) {
@@ -92,10 +96,8 @@ TEST(Shards, AbortInTheMidst) {
   Fixture fixture(kSmall, /*background=*/true, kShards);
   ASSERT_TRUE(fixture.Open().ok());
   Store60(&fixture);
-  for (auto& store : fixture.stores) store->HoldReads();
-  auto pinned = fixture.cache->StartPin(KeyRange(0, 60));
+  auto pinned = StartHeldPin(&fixture);
   ASSERT_TRUE(pinned.ok());
-  for (auto& store : fixture.stores) store->WaitForHeldRead();
   fixture.stores[0]->LetGo();
   fixture.cache->Abort(AbortedError("the test ends it"));
   for (int i = 1; i < kShards; ++i) fixture.stores[i]->LetGo();

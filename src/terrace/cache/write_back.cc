@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <string>
 #include <utility>
 
@@ -28,7 +27,8 @@ constexpr std::size_t kMostShardWriters = 4;
 }  // namespace
 
 std::uint64_t WriteBack::BytesFor(const WriteBackOptions& options) {
-  constexpr std::uint64_t kPerRow = 2 * sizeof(Key) + sizeof(const std::byte*) + 2;
+  constexpr std::uint64_t kPerRow =
+      2 * sizeof(Key) + sizeof(const std::byte*) + 2 + sizeof(std::uint32_t);
   const std::uint64_t count = BufferCount(options.background);
   return count * (RowBufferBytes(options) + kPerRow * options.buffer_rows) +
          EntryMap::BytesFor(count * options.buffer_rows);
@@ -41,7 +41,7 @@ Result<std::unique_ptr<WriteBack>> WriteBack::Create(const WriteBackOptions& opt
   TERRACE_RETURN_IF_ERROR(write_back->Allocate());
   WriteBack* self = write_back.get();
   self->shard_writers_ = std::make_unique<WorkerGroup>(
-      "cache-shard",
+      "cache-write-",
       options.background ? static_cast<int>(std::min(self->stores_.size(), kMostShardWriters)) : 1,
       nullptr, ThreadPriority::kYielding);
   if (options.background) {
@@ -67,6 +67,7 @@ Status WriteBack::Allocate() {
     buffer.shard_keys.reserve(options_.buffer_rows);
     buffer.shard_rows.reserve(options_.buffer_rows);
     buffer.shard_stored.reserve(options_.buffer_rows);
+    buffer.shard_order.origin.reserve(options_.buffer_rows);
     buffer.staged.resize(stores_.size());
     idle_.push_back(static_cast<std::uint32_t>(i - 1));
   }
@@ -135,40 +136,27 @@ void WriteBack::Submit() {
   work_.NotifyOne();
 }
 
-void WriteBack::SortByShard(Buffer* buffer) const {
-  // A counting sort; the store brings the rows of one shard into its own order.
-  const auto shards = static_cast<std::uint32_t>(stores_.size());
-  const std::vector<Key>& keys = buffer->keys;
-  std::vector<std::size_t>& begins = buffer->shard_begins;
-  begins.assign(shards + 1, 0);
-  for (const Key key : keys) ++begins[ShardOfHash(MixKey(key), shards) + 1];
-  std::partial_sum(begins.begin(), begins.end(), begins.begin());
-  std::vector<std::size_t> next(begins.begin(), begins.end() - 1);
-  buffer->shard_keys.resize(keys.size());
-  buffer->shard_rows.resize(keys.size());
-  buffer->shard_stored.resize(keys.size());
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    const std::size_t place = next[ShardOfHash(MixKey(keys[i]), shards)]++;
-    buffer->shard_keys[place] = keys[i];
-    buffer->shard_rows[place] = RowIn(*buffer, i);
-    buffer->shard_stored[place] = buffer->stored[i];
-  }
-}
-
 Status WriteBack::StageRows(Buffer* buffer) {
   SyncPoint::Hit("cache.writeback.before_write");
-  SortByShard(buffer);
+  // The store brings the rows of its shard into its own order.
+  const ShardOrder& order = buffer->shard_order;
+  SortByShard(buffer->keys, stores_.size(), &buffer->shard_order);
+  buffer->shard_keys.clear();
+  buffer->shard_rows.clear();
+  buffer->shard_stored.clear();
+  for (const std::uint32_t i : order.origin) {
+    buffer->shard_keys.push_back(buffer->keys[i]);
+    buffer->shard_rows.push_back(RowIn(*buffer, i));
+    buffer->shard_stored.push_back(buffer->stored[i]);
+  }
   std::vector<Status> statuses(stores_.size());
   std::atomic<bool> failed = false;  // Relaxed: a shard more or less is written in vain.
   shard_writers_->Run(static_cast<int>(stores_.size()), [&](int shard) {
     const auto s = static_cast<std::size_t>(shard);
-    const std::size_t begin = buffer->shard_begins[s];
-    const std::size_t count = buffer->shard_begins[s + 1] - begin;
-    if (count == 0 || failed.load(std::memory_order_relaxed)) return;
-    Result<std::unique_ptr<StagedRows>> staged = stores_[s]->Stage(
-        std::span<const Key>(buffer->shard_keys).subspan(begin, count),
-        std::span<const std::byte* const>(buffer->shard_rows).subspan(begin, count),
-        std::span<const std::uint8_t>(buffer->shard_stored).subspan(begin, count));
+    if (order.count(s) == 0 || failed.load(std::memory_order_relaxed)) return;
+    Result<std::unique_ptr<StagedRows>> staged =
+        stores_[s]->Stage(order.PartOf(buffer->shard_keys, s), order.PartOf(buffer->shard_rows, s),
+                          order.PartOf(buffer->shard_stored, s));
     if (staged.ok()) {
       buffer->staged[s] = std::move(staged).value();
       return;
@@ -191,9 +179,8 @@ Status WriteBack::PublishRows(Buffer* buffer) {
     if (published.ok()) continue;
     for (auto& staged : buffer->staged) staged.reset();
     // What is tried again goes to the shards before it a second time.
-    const auto shards = static_cast<std::uint32_t>(stores_.size());
-    for (std::size_t i = 0; i < buffer->keys.size(); ++i) {
-      if (ShardOfHash(MixKey(buffer->keys[i]), shards) < shard) buffer->stored[i] = 1;
+    for (std::size_t i = 0; i < buffer->shard_order.begins[shard]; ++i) {
+      buffer->stored[buffer->shard_order.origin[i]] = 1;
     }
     return published.WithContext("writing evicted rows to shard " + std::to_string(shard));
   }

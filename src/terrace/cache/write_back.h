@@ -20,6 +20,7 @@
 #include "terrace/base/status.h"
 #include "terrace/base/thread.h"
 #include "terrace/cache/entry_map.h"
+#include "terrace/cache/shard_order.h"
 #include "terrace/store/store.h"
 
 namespace terrace {
@@ -99,7 +100,7 @@ class WriteBack {
     std::vector<Key> shard_keys;
     std::vector<const std::byte*> shard_rows;
     std::vector<std::uint8_t> shard_stored;
-    std::vector<std::size_t> shard_begins;            // (shards + 1)
+    ShardOrder shard_order;
     std::vector<std::unique_ptr<StagedRows>> staged;  // (shards) Null: no rows.
   };
 
@@ -117,7 +118,6 @@ class WriteBack {
   void WriteOldest() TERRACE_REQUIRES(mu_);
   // Writes or waits until `sequence` is written. Returns the failure or the cancellation.
   Status WaitForSequence(std::uint64_t sequence, bool cancellable) TERRACE_REQUIRES(mu_);
-  void SortByShard(Buffer* buffer) const;
   // The halves of a write. A buffer that failed has nothing staged.
   Status StageRows(Buffer* buffer) TERRACE_EXCLUDES(mu_);
   Status PublishRows(Buffer* buffer) TERRACE_EXCLUDES(mu_);
