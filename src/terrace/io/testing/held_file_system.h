@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "terrace/base/mutex.h"
-#include "terrace/io/file_system.h"
+#include "terrace/io/testing/forwarding_file_system.h"
 
 namespace terrace {
 
-class HeldFileSystem final : public FileSystem {
+class HeldFileSystem final : public ForwardingFileSystem {
  public:
-  explicit HeldFileSystem(FileSystem* base) : base_(base) {}
+  explicit HeldFileSystem(FileSystem* base) : ForwardingFileSystem(base) {}
 
   // Writes of files whose path contains `part` stop at their start until LetGo.
   void HoldWrites(const std::string& part = "") {
@@ -44,24 +44,6 @@ class HeldFileSystem final : public FileSystem {
   Result<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode) override {
     TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, base_->Open(path, mode));
     return std::unique_ptr<File>(std::make_unique<HeldFile>(this, std::move(file)));
-  }
-  Result<std::unique_ptr<ReadQueue>> NewReadQueue(const ReadQueueOptions& options) override {
-    return base_->NewReadQueue(options);
-  }
-  Status Rename(const std::string& from, const std::string& to) override {
-    return base_->Rename(from, to);
-  }
-  Status Remove(const std::string& path) override { return base_->Remove(path); }
-  Status RemoveDirectory(const std::string& path) override { return base_->RemoveDirectory(path); }
-  Status MakeDirectories(const std::string& path) override { return base_->MakeDirectories(path); }
-  Status SyncDirectory(const std::string& path) override { return base_->SyncDirectory(path); }
-  Result<std::vector<FileInfo>> List(const std::string& path) override { return base_->List(path); }
-  Result<FileInfo> Stat(const std::string& path) override { return base_->Stat(path); }
-  Result<std::uint64_t> FreeBytes(const std::string& path) override {
-    return base_->FreeBytes(path);
-  }
-  Result<std::unique_ptr<FileLock>> Lock(const std::string& path, bool exclusive) override {
-    return base_->Lock(path, exclusive);
   }
 
  private:
@@ -104,7 +86,6 @@ class HeldFileSystem final : public FileSystem {
         << "bytes changed while they were written to " << path;
   }
 
-  FileSystem* const base_;
   mutable Mutex mu_;
   CondVar changed_;
   bool hold_ TERRACE_GUARDED_BY(mu_) = false;

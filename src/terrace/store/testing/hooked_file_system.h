@@ -10,41 +10,23 @@
 #include <utility>
 #include <vector>
 
-#include "terrace/io/file_system.h"
+#include "terrace/io/testing/forwarding_file_system.h"
 
 namespace terrace {
 
-class HookedFileSystem final : public FileSystem {
+class HookedFileSystem final : public ForwardingFileSystem {
  public:
-  explicit HookedFileSystem(FileSystem* base) : base_(base) {}
+  explicit HookedFileSystem(FileSystem* base) : ForwardingFileSystem(base) {}
   std::function<void()> before_reads;
   std::function<void(std::span<const ReadRequest>)> after_reads;
   std::string disk;  // Instead of the base's.
 
-  Result<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode) override {
-    return base_->Open(path, mode);
-  }
   Result<std::unique_ptr<ReadQueue>> NewReadQueue(const ReadQueueOptions& options) override {
     TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<ReadQueue> queue, base_->NewReadQueue(options));
     return std::unique_ptr<ReadQueue>(std::make_unique<Queue>(this, std::move(queue)));
   }
-  Status Rename(const std::string& from, const std::string& to) override {
-    return base_->Rename(from, to);
-  }
-  Status Remove(const std::string& path) override { return base_->Remove(path); }
-  Status RemoveDirectory(const std::string& path) override { return base_->RemoveDirectory(path); }
-  Status MakeDirectories(const std::string& path) override { return base_->MakeDirectories(path); }
-  Status SyncDirectory(const std::string& path) override { return base_->SyncDirectory(path); }
-  Result<std::vector<FileInfo>> List(const std::string& path) override { return base_->List(path); }
-  Result<FileInfo> Stat(const std::string& path) override { return base_->Stat(path); }
-  Result<std::uint64_t> FreeBytes(const std::string& path) override {
-    return base_->FreeBytes(path);
-  }
   Result<std::string> DiskIdentity(const std::string& path) override {
     return disk.empty() ? base_->DiskIdentity(path) : Result<std::string>(disk);
-  }
-  Result<std::unique_ptr<FileLock>> Lock(const std::string& path, bool exclusive) override {
-    return base_->Lock(path, exclusive);
   }
 
  private:
@@ -71,8 +53,6 @@ class HookedFileSystem final : public FileSystem {
     const std::unique_ptr<ReadQueue> base_;
     std::deque<std::span<ReadRequest>> groups_;
   };
-
-  FileSystem* const base_;
 };
 
 }  // namespace terrace
