@@ -1,6 +1,7 @@
 #include "terrace/train/run_stores.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -71,26 +72,23 @@ StoreOptions RunStores::MakeOptions(const Job& job, const Options& options,
 
 Status RunStores::FindDisks(FileSystem* fs, Clock* clock, DiskQuota* quota, const Job& job,
                             const Options& options) {
-  for (const Entry& entry : stores_) {
-    const std::string folder = DiskFolder(entry.directory);
-    const auto is_known = [&](const Disk& disk) { return disk.folder == folder; };
-    if (std::any_of(disks_.begin(), disks_.end(), is_known)) continue;
+  std::set<std::string> folders;
+  for (const Entry& entry : stores_) folders.insert(DiskFolder(entry.directory));
+  for (const std::string& folder : folders) {
+    if (!options.read_only) TERRACE_RETURN_IF_ERROR(fs->MakeDirectories(folder));
+    if (!PlansByCost(job)) {
+      if (!options.read_only) TERRACE_RETURN_IF_ERROR(RemoveReadCostScratch(fs, folder));
+      continue;
+    }
     ReadCostOptions cost;
     cost.folder = folder;
-    cost.read_queue = MakeOptions(job, options, entry).read_queue;
+    cost.read_queue = MakeOptions(job, options, stores_.front()).read_queue;
     cost.direct_io = job.ssd.direct;
     cost.read_only = options.read_only;
     cost.quota = quota;
-    Disk disk{folder, {}};
-    if (!options.read_only) TERRACE_RETURN_IF_ERROR(fs->MakeDirectories(folder));
-    if (PlansByCost(job)) {
-      TERRACE_ASSIGN_OR_RETURN(disk.known, FindReadCost(fs, clock, cost));
-    } else if (!options.read_only) {
-      TERRACE_RETURN_IF_ERROR(RemoveReadCostScratch(fs, folder));
-    }
-    disks_.push_back(std::move(disk));
+    TERRACE_ASSIGN_OR_RETURN(KnownReadCost known, FindReadCost(fs, clock, cost));
+    disks_.push_back({folder, std::move(known)});
   }
-  if (!PlansByCost(job)) disks_.clear();
   return OkStatus();
 }
 
