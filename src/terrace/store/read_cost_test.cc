@@ -12,16 +12,11 @@
 
 #include "terrace/io/faulty_file_system.h"
 #include "terrace/io/testing/memory_file_system.h"
+#include "terrace/io/testing/test_data.h"
 #include "terrace/store/testing/hooked_file_system.h"
 
 namespace terrace {
 namespace {
-
-#define ASSERT_OK(expr)                                    \
-  do {                                                     \
-    const Status ok_status_ = (expr);                      \
-    ASSERT_TRUE(ok_status_.ok()) << ok_status_.ToString(); \
-  } while (false)
 
 constexpr char kFolder[] = "/run/rows";
 constexpr char kRemembered[] = "/run/rows/read-cost";
@@ -132,7 +127,8 @@ TEST(ReadCost, DamagedMemoryIsIgnoredAndRewritten) {
     std::string damaged = *whole;
     damaged[cut] = static_cast<char>(damaged[cut] ^ 16);
     for (const std::string& bytes : {damaged, whole->substr(0, cut)}) {
-      ASSERT_OK(WriteFileAtomically(&disk.memory, kRemembered, std::as_bytes(std::span(bytes))));
+      TERRACE_ASSERT_OK(
+          WriteFileAtomically(&disk.memory, kRemembered, std::as_bytes(std::span(bytes))));
       disk.options.read_only = true;
       EXPECT_EQ(disk.Find().origin, ReadCostOrigin::kDefault) << cut;
     }
@@ -158,12 +154,12 @@ TEST(ReadCost, TextIsReadBackOrRefused) {
 TEST(ReadCost, ParameterFilesAreReadWhereTheyAreLargeEnough) {
   PricedDisk disk;
   const std::string shard = JoinPath(kFolder, "ads/shard-0");
-  ASSERT_OK(disk.memory.MakeDirectories(shard));
+  TERRACE_ASSERT_OK(disk.memory.MakeDirectories(shard));
   std::vector<std::byte> bytes(20 * kMiB);
   for (const char* name : {"rows-00000001", "rows-00000002", "other"}) {
     auto file = disk.memory.Open(JoinPath(shard, name), OpenMode::kCreate);
     ASSERT_TRUE(file.ok());
-    ASSERT_OK((*file)->WriteAt(0, bytes));
+    TERRACE_ASSERT_OK((*file)->WriteAt(0, bytes));
   }
   // No scratch file may be made.
   auto rules = ParseFaultRules("open:1+:error:scratch");
@@ -173,8 +169,8 @@ TEST(ReadCost, ParameterFilesAreReadWhereTheyAreLargeEnough) {
   EXPECT_EQ(known.origin, ReadCostOrigin::kMeasured) << known.why;
   EXPECT_NEAR(known.cost.request_seconds, 200e-6, 1e-7);
   // One of them alone is too small.
-  ASSERT_OK(disk.memory.Remove(kRemembered));
-  ASSERT_OK(disk.memory.Remove(JoinPath(shard, "rows-00000001")));
+  TERRACE_ASSERT_OK(disk.memory.Remove(kRemembered));
+  TERRACE_ASSERT_OK(disk.memory.Remove(JoinPath(shard, "rows-00000001")));
   EXPECT_EQ(disk.Find().origin, ReadCostOrigin::kDefault);
 }
 
@@ -207,7 +203,7 @@ TEST(ReadCost, LittleSpaceMakesASmallScratchOrNone) {
   PricedDisk disk;
   disk.memory.set_capacity_bytes(40 * kMiB);
   EXPECT_EQ(disk.Find().origin, ReadCostOrigin::kMeasured);
-  ASSERT_OK(disk.memory.Remove(kRemembered));
+  TERRACE_ASSERT_OK(disk.memory.Remove(kRemembered));
   disk.memory.set_capacity_bytes(16 * kMiB);
   EXPECT_EQ(disk.Find().origin, ReadCostOrigin::kDefault);
   disk.memory.set_capacity_bytes(~std::uint64_t{0});
@@ -226,11 +222,11 @@ TEST(ReadCost, StrayScratchGoes) {
     return WriteFileAtomically(&disk.memory, JoinPath(kFolder, "read-cost.scratch"),
                                std::as_bytes(std::span(bytes)));
   };
-  ASSERT_OK(leave_stray());
+  TERRACE_ASSERT_OK(leave_stray());
   EXPECT_EQ(disk.Find().origin, ReadCostOrigin::kMeasured);
   EXPECT_EQ(disk.Names(), Names{"read-cost"});
   // Where nothing is measured too; but a reader touches nothing.
-  ASSERT_OK(leave_stray());
+  TERRACE_ASSERT_OK(leave_stray());
   disk.options.read_only = true;
   disk.Find();
   EXPECT_EQ(disk.Names().size(), 2u);

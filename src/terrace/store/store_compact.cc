@@ -172,25 +172,22 @@ Status StoreImpl::CompactRound(bool freeing_only, bool* compacted) {
     if (round.inputs.empty()) return OkStatus();
   }
   bool frees = true;
-  bool has_slots = true;
   {
     MutexLock lock(&mu_);
     for (const FilePtr& file : round.inputs) frees &= file->named_by == 0;
-    has_slots = used_slots() + round.files <= index_->max_slots();
   }
+  const bool has_slots = ReserveSlots(round.files, /*spare=*/0);
   // What frees no space at once must leave the last checkpoint its share.
-  Status status;
-  if (has_slots) {
-    status = TakeSpace(round.space, frees ? 0 : keep_free_.load(std::memory_order_relaxed));
-  }
-  if (!has_slots || !status.ok()) {
+  if (!has_slots ||
+      !TakeSpace(round.space, frees ? 0 : keep_free_.load(std::memory_order_relaxed)).ok()) {
+    if (has_slots) ReleaseSlots(round.files);
     ReleaseInputs(&round);
     MutexLock lock(&mu_);
     compaction_blocked_ = true;  // Not a failure: the next removal of a file makes room.
     return OkStatus();
   }
   SyncPoint::Hit("store.compact.before_write");
-  status = FindNeededDeletions(&round);
+  Status status = FindNeededDeletions(&round);
   if (status.ok()) status = MergeInputs(&round);
   std::uint64_t written = 0;
   for (const FilePtr& file : round.outputs) written += file->info.bytes;
@@ -198,6 +195,7 @@ Status StoreImpl::CompactRound(bool freeing_only, bool* compacted) {
   if (!status.ok()) {
     round.writer.reset();
     GiveSpace(round.space - std::min(written, round.space));
+    ReleaseSlots(round.files);
     Abandon(round.outputs);
     ReleaseInputs(&round);
     if (status.code() == StatusCode::kAborted) return status;
@@ -437,6 +435,7 @@ void StoreImpl::PublishCompaction(Compaction* round) {
       // Until a record of it turns out to be overtaken.
       file->live_deletions = file->info.deletions;
     }
+    reserved_slots_ -= round->files;
   }
   // The inputs stay part of the store until all of their rows have moved: a commit in between names
   // them, and they hold the same rows.

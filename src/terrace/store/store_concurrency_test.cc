@@ -10,17 +10,12 @@
 #include "terrace/base/sync_point.h"
 #include "terrace/base/thread.h"
 #include "terrace/io/testing/memory_file_system.h"
+#include "terrace/io/testing/test_data.h"
 #include "terrace/store/testing/hooked_file_system.h"
 #include "terrace/store/testing/store_harness.h"
 
 namespace terrace {
 namespace {
-
-#define ASSERT_OK(expr)                                    \
-  do {                                                     \
-    const Status ok_status_ = (expr);                      \
-    ASSERT_TRUE(ok_status_.ok()) << ok_status_.ToString(); \
-  } while (false)
 
 constexpr std::uint64_t kQuota = std::uint64_t{1} << 30;
 
@@ -34,9 +29,9 @@ TEST(StoreHazard, RowCompactedWhileRead) {
   MemoryFileSystem memory;
   HookedFileSystem fs(&memory);
   StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
-  ASSERT_OK(harness.Create());
-  ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
-  ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
+  TERRACE_ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
+  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
   const std::uint64_t before = harness.store()->stats().compactions;
   // The reader knows places in files that are compacted away before it reads them.
   std::uint64_t used_while_read = 0;
@@ -45,11 +40,11 @@ TEST(StoreHazard, RowCompactedWhileRead) {
     EXPECT_TRUE(status.ok()) << status.ToString();
     used_while_read = harness.quota()->used();
   };
-  ASSERT_OK(harness.CheckRead(KeysFrom(harness, 0, 400)));
+  TERRACE_ASSERT_OK(harness.CheckRead(KeysFrom(harness, 0, 400)));
   EXPECT_GT(harness.store()->stats().compactions, before);
-  ASSERT_OK(harness.CheckAll());
+  TERRACE_ASSERT_OK(harness.CheckAll());
   // What the reader held went as soon as somebody looked.
-  ASSERT_OK(harness.Write({1}));
+  TERRACE_ASSERT_OK(harness.Write({1}));
   EXPECT_LT(harness.quota()->used(), used_while_read);
 }
 
@@ -57,13 +52,13 @@ TEST(StoreHazard, IndexGrownWhileRead) {
   MemoryFileSystem memory;
   HookedFileSystem fs(&memory);
   StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
-  ASSERT_OK(harness.Create());
-  ASSERT_OK(harness.Write(KeysFrom(harness, 0, 300)));
+  TERRACE_ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 300)));
   const std::uint64_t before = harness.store()->index_bytes();
-  fs.before_reads = [&] { ASSERT_OK(harness.Write(KeysFrom(harness, 1000, 61000))); };
-  ASSERT_OK(harness.CheckRead(KeysFrom(harness, 0, 300)));
+  fs.before_reads = [&] { TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 1000, 61000))); };
+  TERRACE_ASSERT_OK(harness.CheckRead(KeysFrom(harness, 0, 300)));
   EXPECT_GT(harness.store()->index_bytes(), before);
-  ASSERT_OK(harness.CheckRead(KeysFrom(harness, 0, 61000)));
+  TERRACE_ASSERT_OK(harness.CheckRead(KeysFrom(harness, 0, 61000)));
 }
 
 TEST(StoreHazard, CheckpointDuringCompaction) {
@@ -71,24 +66,24 @@ TEST(StoreHazard, CheckpointDuringCompaction) {
     SCOPED_TRACE(moment);
     MemoryFileSystem memory;
     StoreHarness harness(&memory, kQuota, StoreHarness::TinyOptions());
-    ASSERT_OK(harness.Create());
-    ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
-    ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
+    TERRACE_ASSERT_OK(harness.Create());
+    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
+    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
     bool committed = false;
     SyncPoint::Arm([&](std::string_view name) {
       if (name != moment || committed) return;
       committed = true;
-      ASSERT_OK(harness.Commit());
+      TERRACE_ASSERT_OK(harness.Commit());
     });
-    ASSERT_OK(harness.store()->CompactNow());
+    TERRACE_ASSERT_OK(harness.store()->CompactNow());
     SyncPoint::Arm(nullptr);
     ASSERT_TRUE(committed);
-    ASSERT_OK(harness.Write(KeysFrom(harness, 100, 400)));
-    ASSERT_OK(harness.store()->CompactNow());
+    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 100, 400)));
+    TERRACE_ASSERT_OK(harness.store()->CompactNow());
     harness.Abandon();
     memory.Crash(1, MemoryFileSystem::CrashPolicy::kLoseUnsynced);
-    ASSERT_OK(harness.Reopen(1));
-    ASSERT_OK(harness.CheckAll());
+    TERRACE_ASSERT_OK(harness.Reopen(1));
+    TERRACE_ASSERT_OK(harness.CheckAll());
   }
 }
 
@@ -97,20 +92,20 @@ TEST(StoreHazard, CompactionDuringCheckpoint) {
     SCOPED_TRACE(moment);
     MemoryFileSystem memory;
     StoreHarness harness(&memory, kQuota, StoreHarness::TinyOptions());
-    ASSERT_OK(harness.Create());
-    ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
-    ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
+    TERRACE_ASSERT_OK(harness.Create());
+    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
+    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
     SyncPoint::Arm([&](std::string_view name) {
-      if (name == moment) ASSERT_OK(harness.store()->CompactNow());
+      if (name == moment) TERRACE_ASSERT_OK(harness.store()->CompactNow());
     });
-    ASSERT_OK(harness.Commit());
+    TERRACE_ASSERT_OK(harness.Commit());
     SyncPoint::Arm(nullptr);
     EXPECT_GT(harness.store()->stats().compactions, 0u);
     EXPECT_GT(harness.store()->stats().checkpoint_only_bytes, 0u);
     harness.Abandon();
     memory.Crash(1, MemoryFileSystem::CrashPolicy::kLoseUnsynced);
-    ASSERT_OK(harness.Reopen(1));
-    ASSERT_OK(harness.CheckAll());
+    TERRACE_ASSERT_OK(harness.Reopen(1));
+    TERRACE_ASSERT_OK(harness.CheckAll());
   }
 }
 
@@ -118,24 +113,24 @@ TEST(StoreHazard, ReaderOfAnOldCheckpointWhileItIsDropped) {
   MemoryFileSystem memory;
   HookedFileSystem fs(&memory);
   StoreHarness harness(&memory, kQuota, StoreHarness::TinyOptions());
-  ASSERT_OK(harness.Create());
-  ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
-  ASSERT_OK(harness.Commit());
+  TERRACE_ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
+  TERRACE_ASSERT_OK(harness.Commit());
   const ManifestReference old = harness.manifests().at(1);
   const RowMap expected = harness.snapshots().at(1);
   StoreOptions options = StoreHarness::TinyOptions();
   options.read_only = true;
   auto reader = Store::Open(&fs, Clock::Real(), nullptr, options, old, {});
   ASSERT_TRUE(reader.ok()) << reader.status().ToString();
-  ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
-  ASSERT_OK(harness.Commit());
-  fs.before_reads = [&] { ASSERT_OK(harness.Drop(1)); };
+  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
+  TERRACE_ASSERT_OK(harness.Commit());
+  fs.before_reads = [&] { TERRACE_ASSERT_OK(harness.Drop(1)); };
   // It has its files open: it goes on to read what it opened.
   for (const auto& [key, row] : expected) {
     std::vector<std::byte> memory_of_row(row.size());
     std::byte* rows[] = {memory_of_row.data()};
     std::uint8_t found[] = {0};
-    ASSERT_OK((*reader)->Read({&key, 1}, rows, found));
+    TERRACE_ASSERT_OK((*reader)->Read({&key, 1}, rows, found));
     ASSERT_EQ(found[0], 1);
     ASSERT_EQ(memory_of_row, row);
   }
@@ -145,7 +140,7 @@ TEST(StoreHazard, ReaderOfAnOldCheckpointWhileItIsDropped) {
   ASSERT_FALSE(reader.ok());
   EXPECT_EQ(reader.status().code(), StatusCode::kNotFound);
   EXPECT_NE(reader.status().message().find("manifest-00000001"), std::string::npos);
-  ASSERT_OK(harness.CheckAll());
+  TERRACE_ASSERT_OK(harness.CheckAll());
 }
 
 // The files of a write belong to the store before the index leads to their rows: a compaction must
@@ -155,20 +150,20 @@ TEST(StoreHazard, CompactionWhileAWriteTakesEffect) {
   StoreOptions options = StoreHarness::TinyOptions();
   options.background_compaction = true;  // So that Write itself does not compact.
   StoreHarness harness(&memory, kQuota, options);
-  ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Create());
   harness.key_range = 500;
   SyncPoint::Arm([&](std::string_view name) {
-    if (name == "store.write.before_index") ASSERT_OK(harness.store()->CompactNow());
+    if (name == "store.write.before_index") TERRACE_ASSERT_OK(harness.store()->CompactNow());
   });
   // Many small files, which are merged from the smallest on: that of a write of one row at once.
   for (std::uint64_t i = 0; i < 150; ++i) {
-    ASSERT_OK(harness.Write(KeysFrom(harness, 3 * i, 3 * i + (i % 5 == 4 ? 1 : 5))));
-    if (i % 7 == 6) ASSERT_OK(harness.Erase(KeysFrom(harness, 3 * i, 3 * i + 1)));
-    ASSERT_OK(harness.CheckAll());
+    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 3 * i, 3 * i + (i % 5 == 4 ? 1 : 5))));
+    if (i % 7 == 6) TERRACE_ASSERT_OK(harness.Erase(KeysFrom(harness, 3 * i, 3 * i + 1)));
+    TERRACE_ASSERT_OK(harness.CheckAll());
   }
-  ASSERT_OK(harness.Commit());
-  ASSERT_OK(harness.Reopen(1));
-  ASSERT_OK(harness.CheckAll());
+  TERRACE_ASSERT_OK(harness.Commit());
+  TERRACE_ASSERT_OK(harness.Reopen(1));
+  TERRACE_ASSERT_OK(harness.CheckAll());
   harness.Abandon();
   SyncPoint::Arm(nullptr);
 }
@@ -176,11 +171,11 @@ TEST(StoreHazard, CompactionWhileAWriteTakesEffect) {
 TEST(StoreHazard, WriteOvertakesCompaction) {
   MemoryFileSystem memory;
   StoreHarness harness(&memory, kQuota, StoreHarness::TinyOptions());
-  ASSERT_OK(harness.Create());
-  ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
-  ASSERT_OK(harness.Erase(KeysFrom(harness, 350, 400)));
-  ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
-  ASSERT_OK(harness.Commit());
+  TERRACE_ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
+  TERRACE_ASSERT_OK(harness.Erase(KeysFrom(harness, 350, 400)));
+  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
+  TERRACE_ASSERT_OK(harness.Commit());
   // After the compaction has read and written its rows: the index must keep the newer ones. It may
   // be the compaction thread's, which is often faster than CompactNow, so the harness has a lock.
   Mutex mu;
@@ -189,24 +184,24 @@ TEST(StoreHazard, WriteOvertakesCompaction) {
   SyncPoint::Arm([&](std::string_view name) {
     if (name != "store.compact.before_publish" || !armed.load() || done.exchange(true)) return;
     MutexLock lock(&mu);
-    ASSERT_OK(harness.Write(KeysFrom(harness, 200, 300)));
-    ASSERT_OK(harness.Erase(KeysFrom(harness, 300, 320)));
-    ASSERT_OK(harness.Write(KeysFrom(harness, 360, 370)));
+    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 200, 300)));
+    TERRACE_ASSERT_OK(harness.Erase(KeysFrom(harness, 300, 320)));
+    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 360, 370)));
   });
   harness.options()->background_compaction = true;  // So that Write itself does not compact.
-  ASSERT_OK(harness.Reopen(1));
+  TERRACE_ASSERT_OK(harness.Reopen(1));
   armed.store(true);
   for (int i = 0; i < 1000 && !done.load(); ++i) {
     {
       MutexLock lock(&mu);
-      ASSERT_OK(harness.Write(KeysFrom(harness, 0, 330)));
+      TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 330)));
     }
-    ASSERT_OK(harness.store()->CompactNow());
+    TERRACE_ASSERT_OK(harness.store()->CompactNow());
   }
   MutexLock lock(&mu);
   ASSERT_TRUE(done.load());
-  ASSERT_OK(harness.store()->background_status());
-  ASSERT_OK(harness.CheckAll());
+  TERRACE_ASSERT_OK(harness.store()->background_status());
+  TERRACE_ASSERT_OK(harness.CheckAll());
   harness.Abandon();
   SyncPoint::Arm(nullptr);
 }
@@ -313,14 +308,14 @@ TEST(StoreThreads, ClosesDuringCompaction) {
     StoreOptions options = StoreHarness::TinyOptions();
     options.background_compaction = true;
     StoreHarness harness(&memory, kQuota, options);
-    ASSERT_OK(harness.Create());
-    ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
-    ASSERT_OK(harness.Commit());
-    ASSERT_OK(harness.Write(KeysFrom(harness, 0, 10 * seed + 100)));
+    TERRACE_ASSERT_OK(harness.Create());
+    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
+    TERRACE_ASSERT_OK(harness.Commit());
+    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 10 * seed + 100)));
     harness.Abandon();
     EXPECT_EQ(harness.quota()->used(), 0u);
-    ASSERT_OK(harness.Reopen(1));
-    ASSERT_OK(harness.CheckAll());
+    TERRACE_ASSERT_OK(harness.Reopen(1));
+    TERRACE_ASSERT_OK(harness.CheckAll());
   }
 }
 

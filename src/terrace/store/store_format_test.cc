@@ -9,18 +9,13 @@
 
 #include "terrace/io/framed_file.h"
 #include "terrace/io/testing/memory_file_system.h"
+#include "terrace/io/testing/test_data.h"
 #include "terrace/store/manifest.h"
 #include "terrace/store/parameter_file.h"
 #include "terrace/store/testing/store_harness.h"
 
 namespace terrace {
 namespace {
-
-#define ASSERT_OK(expr)                                    \
-  do {                                                     \
-    const Status ok_status_ = (expr);                      \
-    ASSERT_TRUE(ok_status_.ok()) << ok_status_.ToString(); \
-  } while (false)
 
 constexpr std::uint64_t kQuota = 1 << 30;
 
@@ -37,11 +32,11 @@ void Replace(FileSystem* fs, const std::string& path, const std::string& content
 
 // Three files: rows, some of them overwritten, one erased.
 void MakeGolden(StoreHarness* harness) {
-  ASSERT_OK(harness->Create());
-  ASSERT_OK(harness->Write({0, 1, 2, ~std::uint64_t{0}, 0x1234567890abcdef}));
-  ASSERT_OK(harness->Write({2, 7}));
-  ASSERT_OK(harness->Erase({1}));
-  ASSERT_OK(harness->Commit());
+  TERRACE_ASSERT_OK(harness->Create());
+  TERRACE_ASSERT_OK(harness->Write({0, 1, 2, ~std::uint64_t{0}, 0x1234567890abcdef}));
+  TERRACE_ASSERT_OK(harness->Write({2, 7}));
+  TERRACE_ASSERT_OK(harness->Erase({1}));
+  TERRACE_ASSERT_OK(harness->Commit());
 }
 
 const char* const kGoldenFiles[] = {"manifest-00000001", "rows-0000000001", "rows-0000000002",
@@ -53,7 +48,7 @@ TEST(StoreFormat, GoldenVersion1) {
   MakeGolden(&harness);
   const std::string folder = JoinPath(TERRACE_TESTDATA, "v1");
   if (std::getenv("TERRACE_UPDATE_GOLDEN") != nullptr) {
-    ASSERT_OK(FileSystem::Posix()->MakeDirectories(folder));
+    TERRACE_ASSERT_OK(FileSystem::Posix()->MakeDirectories(folder));
     for (const char* name : kGoldenFiles) {
       Replace(FileSystem::Posix(), JoinPath(folder, name),
               ReadAll(&fs, JoinPath(harness.options()->directory, name)));
@@ -61,7 +56,7 @@ TEST(StoreFormat, GoldenVersion1) {
   }
   // What is written now is what was written then ...
   MemoryFileSystem golden;
-  ASSERT_OK(golden.MakeDirectories(harness.options()->directory));
+  TERRACE_ASSERT_OK(golden.MakeDirectories(harness.options()->directory));
   for (const char* name : kGoldenFiles) {
     const std::string bytes = ReadAll(FileSystem::Posix(), JoinPath(folder, name));
     EXPECT_TRUE(bytes == ReadAll(&fs, JoinPath(harness.options()->directory, name))) << name;
@@ -73,7 +68,7 @@ TEST(StoreFormat, GoldenVersion1) {
                            harness.manifests().at(1), {});
   ASSERT_TRUE(store.ok()) << store.status().ToString();
   RowMap rows;
-  ASSERT_OK((*store)->ForEachRow(1 << 16, [&](const RowView& view) {
+  TERRACE_ASSERT_OK((*store)->ForEachRow(1 << 16, [&](const RowView& view) {
     rows[view.key].assign(view.row.begin(), view.row.end());
     return OkStatus();
   }));
@@ -197,7 +192,7 @@ TEST(StoreFormat, VerifyGoesOnAfterAFinding) {
     Replace(&fs, path, bytes);
   }
   std::vector<Finding> findings;
-  ASSERT_OK(harness.store()->Verify(&findings));
+  TERRACE_ASSERT_OK(harness.store()->Verify(&findings));
   int records = 0;
   for (const Finding& finding : findings) {
     EXPECT_EQ(finding.offset, 4096u);

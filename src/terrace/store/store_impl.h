@@ -115,9 +115,9 @@ class StoreImpl final : public Store {
   // Makes the indexes for files of up to so many rows.
   void MakeIndexes(std::uint64_t most_rows) TERRACE_EXCLUDES(mu_);
   std::uint32_t TakeSlot() TERRACE_REQUIRES(mu_);
-  // By files, staged ones included.
+  // By files, those on their way included.
   std::uint64_t used_slots() const TERRACE_REQUIRES(mu_) {
-    return slots_.size() - free_slots_.size() + staged_files_;
+    return slots_.size() - free_slots_.size() + reserved_slots_;
   }
   void Register(const FilePtr& file, bool live) TERRACE_REQUIRES(mu_);
   void Retire(StoredFile* file) TERRACE_REQUIRES(mu_);
@@ -180,7 +180,8 @@ class StoreImpl final : public Store {
   // Of the quota and of the index's file slots.
   Status ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files) TERRACE_REQUIRES(write_mu_)
       TERRACE_EXCLUDES(mu_);
-  Status ReserveSlots(std::uint64_t files) TERRACE_EXCLUDES(mu_);
+  // Of files that are to be written, `spare` more kept free; false: there are not so many.
+  bool ReserveSlots(std::uint64_t files, std::uint64_t spare) TERRACE_EXCLUDES(mu_);
   void ReleaseSlots(std::uint64_t files) TERRACE_EXCLUDES(mu_);
   // Finds out which of the keys that are not marked as stored are there all the same.
   Status FindStored(std::span<SortedKey> order) TERRACE_EXCLUDES(mu_);
@@ -264,8 +265,8 @@ class StoreImpl final : public Store {
   std::unique_ptr<ExactIndex> deletions_ TERRACE_GUARDED_BY(mu_);  // Newest deletion records.
   std::vector<FilePtr> slots_ TERRACE_GUARDED_BY(mu_);
   std::vector<std::uint32_t> free_slots_ TERRACE_GUARDED_BY(mu_);
-  std::uint64_t staged_files_ TERRACE_GUARDED_BY(mu_) = 0;  // Without a slot yet.
-  std::vector<FilePtr> retired_ TERRACE_GUARDED_BY(mu_);    // Not live; on disk still.
+  std::uint64_t reserved_slots_ TERRACE_GUARDED_BY(mu_) = 0;  // Of files on their way.
+  std::vector<FilePtr> retired_ TERRACE_GUARDED_BY(mu_);      // Not live; on disk still.
   std::map<std::uint64_t, Named> manifests_ TERRACE_GUARDED_BY(mu_);
   std::uint64_t last_manifest_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t sequence_ TERRACE_GUARDED_BY(mu_) = 0;

@@ -189,7 +189,7 @@ std::uint32_t StoreImpl::TakeSlot() {
     free_slots_.pop_back();
     return slot;
   }
-  TERRACE_CHECK(slots_.size() < index_->max_slots());  // By CheckSlots.
+  TERRACE_CHECK(slots_.size() < index_->max_slots());  // By ReserveSlots.
   slots_.push_back(nullptr);
   return static_cast<std::uint32_t>(slots_.size() - 1);
 }

@@ -5,16 +5,11 @@
 #include <vector>
 
 #include "terrace/io/testing/memory_file_system.h"
+#include "terrace/io/testing/test_data.h"
 #include "terrace/store/testing/store_harness.h"
 
 namespace terrace {
 namespace {
-
-#define ASSERT_OK(expr)                                    \
-  do {                                                     \
-    const Status ok_status_ = (expr);                      \
-    ASSERT_TRUE(ok_status_.ok()) << ok_status_.ToString(); \
-  } while (false)
 
 std::vector<Key> Range(std::uint64_t begin, std::uint64_t end) {
   std::vector<Key> keys;
@@ -30,13 +25,13 @@ StoreOptions OneFileOptions() {
 
 TEST(DiskQuota, CountsAndRefuses) {
   DiskQuota quota(1000);
-  ASSERT_OK(quota.Reserve(400, 600));
+  TERRACE_ASSERT_OK(quota.Reserve(400, 600));
   const Status refused = quota.Reserve(400, 201);
   EXPECT_EQ(refused.code(), StatusCode::kIo);
   for (const char* part : {"ssd.quota", "400 B", "1000 B", "201 B"}) {
     EXPECT_NE(refused.message().find(part), std::string::npos) << refused.message();
   }
-  ASSERT_OK(quota.Reserve(400, 200));
+  TERRACE_ASSERT_OK(quota.Reserve(400, 200));
   EXPECT_FALSE(quota.Reserve(~std::uint64_t{0}, 0).ok());
   EXPECT_FALSE(quota.Reserve(1, ~std::uint64_t{0}).ok());
   EXPECT_EQ(quota.used(), 800u);
@@ -48,14 +43,14 @@ TEST(DiskQuota, CountsAndRefuses) {
 TEST(StoreQuota, RefusedWriteChangesNothingAndMayBeTriedAgain) {
   MemoryFileSystem fs;
   StoreHarness harness(&fs, 10 * 4096, OneFileOptions());
-  ASSERT_OK(harness.Create());
-  ASSERT_OK(harness.Write(Range(0, 50)));  // Four blocks.
+  TERRACE_ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Write(Range(0, 50)));  // Four blocks.
   const Status refused = harness.Write(Range(50, 1000));
   EXPECT_EQ(refused.code(), StatusCode::kIo);
   EXPECT_NE(refused.message().find("ssd.quota"), std::string::npos) << refused.message();
-  ASSERT_OK(harness.CheckAll());
-  ASSERT_OK(harness.Write(Range(20, 70)));
-  ASSERT_OK(harness.CheckAll());
+  TERRACE_ASSERT_OK(harness.CheckAll());
+  TERRACE_ASSERT_OK(harness.Write(Range(20, 70)));
+  TERRACE_ASSERT_OK(harness.CheckAll());
   EXPECT_LE(harness.quota()->peak(), 10u * 4096);
 }
 
@@ -64,10 +59,10 @@ TEST(StoreQuota, StaleFilesGoBeforeAWriteIsRefused) {
   StoreOptions options = OneFileOptions();
   options.background_compaction = true;
   StoreHarness harness(&fs, 13 * 4096, options);
-  ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Create());
   // Each write makes the one before stale; three do not fit side by side with a fourth.
-  for (int i = 0; i < 50; ++i) ASSERT_OK(harness.Write(Range(0, 60)));
-  ASSERT_OK(harness.CheckAll());
+  for (int i = 0; i < 50; ++i) TERRACE_ASSERT_OK(harness.Write(Range(0, 60)));
+  TERRACE_ASSERT_OK(harness.CheckAll());
   EXPECT_LE(harness.quota()->peak(), 13u * 4096);
 }
 
@@ -85,52 +80,52 @@ TEST(StoreQuota, OldManifestsGoUnderPressureOneByOne) {
   };
   StoreHarness harness(&fs, 19 * 4096, options);
   self = &harness;
-  ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Create());
   for (int i = 0; i < 3; ++i) {
-    ASSERT_OK(harness.Write(Range(0, 60)));
-    ASSERT_OK(harness.Commit());
+    TERRACE_ASSERT_OK(harness.Write(Range(0, 60)));
+    TERRACE_ASSERT_OK(harness.Commit());
   }
   EXPECT_EQ(dropped, 0);
   EXPECT_GT(harness.store()->stats().checkpoint_only_bytes, 0u);
-  ASSERT_OK(harness.Write(Range(100, 250)));
+  TERRACE_ASSERT_OK(harness.Write(Range(100, 250)));
   EXPECT_EQ(dropped, 1);
   const Status refused = harness.Write(Range(300, 1500));
   EXPECT_EQ(refused.code(), StatusCode::kIo);
   EXPECT_EQ(dropped, 2);
   EXPECT_EQ(harness.manifests().size(), 1u);
-  ASSERT_OK(harness.CheckAll());
-  ASSERT_OK(harness.Reopen(3));
-  ASSERT_OK(harness.CheckAll());
+  TERRACE_ASSERT_OK(harness.CheckAll());
+  TERRACE_ASSERT_OK(harness.Reopen(3));
+  TERRACE_ASSERT_OK(harness.CheckAll());
   EXPECT_LE(harness.quota()->peak(), 19u * 4096);
 }
 
 TEST(StoreQuota, KeepFreeIsForTheLastCheckpoint) {
   MemoryFileSystem fs;
   StoreHarness harness(&fs, 10 * 4096, OneFileOptions());
-  ASSERT_OK(harness.Create());
-  ASSERT_OK(harness.Write(Range(0, 50)));
+  TERRACE_ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Write(Range(0, 50)));
   harness.store()->SetKeepFree(5 * 4096);
   EXPECT_EQ(harness.Write(Range(50, 100)).code(), StatusCode::kIo);
   harness.store()->SetKeepFree(0);
-  ASSERT_OK(harness.Write(Range(50, 100)));
-  ASSERT_OK(harness.Commit());
-  ASSERT_OK(harness.CheckAll());
+  TERRACE_ASSERT_OK(harness.Write(Range(50, 100)));
+  TERRACE_ASSERT_OK(harness.Commit());
+  TERRACE_ASSERT_OK(harness.CheckAll());
 }
 
 TEST(StoreQuota, ReopenCountsWhatIsThere) {
   MemoryFileSystem fs;
   StoreHarness harness(&fs, 1 << 20, OneFileOptions());
-  ASSERT_OK(harness.Create());
-  ASSERT_OK(harness.Write(Range(0, 50)));
-  ASSERT_OK(harness.Commit());
-  ASSERT_OK(harness.Write(Range(0, 20)));
-  ASSERT_OK(harness.Commit());
+  TERRACE_ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Write(Range(0, 50)));
+  TERRACE_ASSERT_OK(harness.Commit());
+  TERRACE_ASSERT_OK(harness.Write(Range(0, 20)));
+  TERRACE_ASSERT_OK(harness.Commit());
   const std::uint64_t used = harness.quota()->used();
-  ASSERT_OK(harness.Write(Range(0, 500)));
-  ASSERT_OK(harness.Reopen(2));
+  TERRACE_ASSERT_OK(harness.Write(Range(0, 500)));
+  TERRACE_ASSERT_OK(harness.Reopen(2));
   EXPECT_EQ(harness.quota()->used(), used);
   // Ids are not used again, though the files are gone.
-  ASSERT_OK(harness.Write(Range(0, 5)));
+  TERRACE_ASSERT_OK(harness.Write(Range(0, 5)));
   EXPECT_TRUE(fs.Stat(harness.options()->directory + "/rows-0000000004").ok());
   EXPECT_FALSE(fs.Stat(harness.options()->directory + "/rows-0000000003").ok());
 }
@@ -144,21 +139,21 @@ TEST(StoreQuota, SpaceBoundOverManyUpdates) {
   options.io_buffer_bytes = 1 << 20;
   StoreHarness harness(&fs, 1 << 30, options);
   harness.key_range = 20000;
-  ASSERT_OK(harness.Create());
-  ASSERT_OK(harness.Write(Range(0, 20000)));
+  TERRACE_ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Write(Range(0, 20000)));
   Rng rng(5);
   const std::uint64_t file_bytes = options.file_bytes + 3 * 4096;
   for (int i = 0; i < 60; ++i) {
     std::vector<Key> keys = harness.RandomKeys(&rng, 4000);
     const std::uint64_t write_bytes = keys.size() * 160 + 4 * 4096 * (1 + keys.size() / 400);
-    ASSERT_OK(harness.Write(keys));
+    TERRACE_ASSERT_OK(harness.Write(keys));
     const StoreStats stats = harness.store()->stats();
     // Records with their key entries; blocks are rounded up in each file.
     const double live = static_cast<double>(stats.live_rows * (128 + 16) + stats.files * 4 * 4096);
     EXPECT_LE(static_cast<double>(stats.disk_bytes),
               live / (1 - options.stale_share) + static_cast<double>(write_bytes + file_bytes));
   }
-  ASSERT_OK(harness.CheckAll());
+  TERRACE_ASSERT_OK(harness.CheckAll());
 }
 
 // Rows that are erased and made anew for ever leave neither rows nor deletions behind.
@@ -166,18 +161,18 @@ TEST(StoreQuota, DeletionsDoNotPileUp) {
   MemoryFileSystem fs;
   StoreOptions options = StoreHarness::TinyOptions();
   StoreHarness harness(&fs, 1 << 30, options);
-  ASSERT_OK(harness.Create());
-  ASSERT_OK(harness.Write(Range(0, 200)));  // These stay.
+  TERRACE_ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Write(Range(0, 200)));  // These stay.
   std::uint64_t most = 0;
   for (std::uint64_t i = 0; i < 300; ++i) {
-    ASSERT_OK(harness.Write(Range(1000 + i * 50, 1050 + i * 50)));
-    ASSERT_OK(harness.Erase(Range(1000 + i * 50, 1050 + i * 50)));
+    TERRACE_ASSERT_OK(harness.Write(Range(1000 + i * 50, 1050 + i * 50)));
+    TERRACE_ASSERT_OK(harness.Erase(Range(1000 + i * 50, 1050 + i * 50)));
     if (i >= 20) most = std::max(most, harness.store()->stats().disk_bytes);
   }
   // 15,000 keys came and went through files of 16 KiB for 30 rows.
   EXPECT_LE(most, 100u * 4 * 4096);
   EXPECT_EQ(harness.store()->stats().live_rows, 200u);
-  ASSERT_OK(harness.CheckAll());
+  TERRACE_ASSERT_OK(harness.CheckAll());
 }
 
 }  // namespace

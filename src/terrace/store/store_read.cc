@@ -17,8 +17,7 @@ namespace {
 // a key.
 constexpr int kIndexBits = 22;
 constexpr std::size_t kSliceKeys = std::size_t{1} << kIndexBits;
-constexpr std::uint32_t kMostSlots = std::uint32_t{1} << (64 - kIndexBits - kRowBits);
-static_assert(kMaxFileSlots < kMostSlots);
+static_assert(kMaxFileSlots < std::uint64_t{1} << (64 - kIndexBits - kRowBits));
 // Rows that a thread checks and copies before it takes more: some tenths of a millisecond.
 constexpr std::size_t kTaskRows = 512;
 
@@ -116,7 +115,6 @@ void StoreImpl::PlanRead(ReadPlan* plan) {
       plan->found[begin + i] = 0;
       if (places[i] == kNoPlace) continue;
       const std::uint32_t slot = SlotOfPlace(places[i]);
-      TERRACE_CHECK(slot < kMostSlots);
       if (plan->held[slot] == nullptr) plan->held[slot] = slots_[slot];
       most_slots = std::max(most_slots, slot + 1);
       plan->wanted.push_back((places[i] << kIndexBits) | (begin + i));

@@ -11,16 +11,11 @@
 
 #include "terrace/io/faulty_file_system.h"
 #include "terrace/io/testing/memory_file_system.h"
+#include "terrace/io/testing/test_data.h"
 #include "terrace/store/testing/store_harness.h"
 
 namespace terrace {
 namespace {
-
-#define ASSERT_OK(expr)                                    \
-  do {                                                     \
-    const Status ok_status_ = (expr);                      \
-    ASSERT_TRUE(ok_status_.ok()) << ok_status_.ToString(); \
-  } while (false)
 
 std::uint64_t DirectoryBytes(FileSystem* fs, const std::string& path) {
   std::uint64_t bytes = 0;
@@ -37,40 +32,40 @@ void RunModel(FileSystem* fs, StoreOptions options, std::uint64_t seed, int step
   Rng rng(seed);
   StoreHarness harness(fs, std::uint64_t{1} << 30, options);
   harness.alike_keys = alike_keys;
-  ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Create());
   for (int step = 0; step < steps; ++step) {
     SCOPED_TRACE("step " + std::to_string(step));
     const std::uint64_t dice = rng.Below(100);
     if (dice < 45) {
-      ASSERT_OK(harness.Write(harness.RandomKeys(&rng, rng.Below(8) == 0 ? 300 : 60)));
+      TERRACE_ASSERT_OK(harness.Write(harness.RandomKeys(&rng, rng.Below(8) == 0 ? 300 : 60)));
     } else if (dice < 60) {
-      ASSERT_OK(harness.CheckRead(harness.RandomKeys(&rng, 100)));
+      TERRACE_ASSERT_OK(harness.CheckRead(harness.RandomKeys(&rng, 100)));
     } else if (dice < 70) {
-      ASSERT_OK(harness.Erase(harness.RandomKeys(&rng, rng.Below(4) == 0 ? 300 : 40)));
+      TERRACE_ASSERT_OK(harness.Erase(harness.RandomKeys(&rng, rng.Below(4) == 0 ? 300 : 40)));
     } else if (dice < 80) {
-      ASSERT_OK(harness.Commit());
+      TERRACE_ASSERT_OK(harness.Commit());
     } else if (dice < 85 && !harness.manifests().empty()) {
       auto it = harness.manifests().begin();
       std::advance(it, rng.Below(harness.manifests().size()));
-      ASSERT_OK(harness.Drop(it->first));
+      TERRACE_ASSERT_OK(harness.Drop(it->first));
     } else if (dice < 90 && !harness.manifests().empty()) {
       auto it = harness.manifests().begin();
       std::advance(it, rng.Below(harness.manifests().size()));
-      ASSERT_OK(harness.Reopen(it->first));
-      ASSERT_OK(harness.CheckAll());
+      TERRACE_ASSERT_OK(harness.Reopen(it->first));
+      TERRACE_ASSERT_OK(harness.CheckAll());
     } else if (dice < 95) {
-      ASSERT_OK(harness.store()->CompactNow());
+      TERRACE_ASSERT_OK(harness.store()->CompactNow());
     } else {
-      ASSERT_OK(harness.CheckAll());
+      TERRACE_ASSERT_OK(harness.CheckAll());
     }
-    ASSERT_OK(harness.store()->background_status());
+    TERRACE_ASSERT_OK(harness.store()->background_status());
     if (!options.background_compaction) {
       // Every byte on the disk is in the quota, and no other.
       EXPECT_EQ(harness.quota()->used(), DirectoryBytes(fs, options.directory));
       EXPECT_EQ(harness.quota()->used(), harness.store()->stats().disk_bytes);
     }
   }
-  ASSERT_OK(harness.CheckAll());
+  TERRACE_ASSERT_OK(harness.CheckAll());
 }
 
 TEST(StoreModel, Memory) {
@@ -106,11 +101,11 @@ TEST(Store, CountsMistakenReads) {
   MemoryFileSystem fs;
   StoreHarness harness(&fs, std::uint64_t{1} << 30, StoreHarness::TinyOptions());
   harness.alike_keys = true;
-  ASSERT_OK(harness.Create());
-  ASSERT_OK(harness.Write({harness.KeyAt(0), harness.KeyAt(8)}));
-  ASSERT_OK(harness.CheckRead({harness.KeyAt(0), harness.KeyAt(8), harness.KeyAt(16)}));
+  TERRACE_ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Write({harness.KeyAt(0), harness.KeyAt(8)}));
+  TERRACE_ASSERT_OK(harness.CheckRead({harness.KeyAt(0), harness.KeyAt(8), harness.KeyAt(16)}));
   EXPECT_EQ(harness.store()->stats().mistaken_reads, 0u);
-  ASSERT_OK(harness.CheckRead({harness.KeyAt(1), harness.KeyAt(2), harness.KeyAt(9)}));
+  TERRACE_ASSERT_OK(harness.CheckRead({harness.KeyAt(1), harness.KeyAt(2), harness.KeyAt(9)}));
   EXPECT_EQ(harness.store()->stats().mistaken_reads, 3u);
 }
 
@@ -121,23 +116,23 @@ TEST(Store, RefusesMoreFilesThanHavePlaces) {
   options.file_bytes = std::uint64_t{1} << 30;
   options.background_compaction = true;  // Merges nothing that a manifest names.
   StoreHarness harness(&fs, std::uint64_t{1} << 40, options);
-  ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Create());
   Status status;
   int written = 0;
   for (; written < 5000 && status.ok(); ++written) {
     status = harness.Write({harness.KeyAt(static_cast<std::uint64_t>(written % 400))});
-    if (status.ok()) ASSERT_OK(harness.Commit());
+    if (status.ok()) TERRACE_ASSERT_OK(harness.Commit());
   }
   EXPECT_EQ(status.code(), StatusCode::kIo);
   EXPECT_NE(status.ToString().find("ssd.file_size"), std::string::npos) << status.ToString();
   EXPECT_LT(written, 4096 + 1);
   EXPECT_GT(written, 2000);
-  ASSERT_OK(harness.CheckAll());
+  TERRACE_ASSERT_OK(harness.CheckAll());
   // Old manifests go, and with them files: there is room again.
   while (harness.manifests().size() > 1)
-    ASSERT_OK(harness.Drop(harness.manifests().begin()->first));
-  ASSERT_OK(harness.Write({harness.KeyAt(1)}));
-  ASSERT_OK(harness.CheckAll());
+    TERRACE_ASSERT_OK(harness.Drop(harness.manifests().begin()->first));
+  TERRACE_ASSERT_OK(harness.Write({harness.KeyAt(1)}));
+  TERRACE_ASSERT_OK(harness.CheckAll());
 }
 
 TEST(StoreModel, Disk) {
@@ -195,16 +190,16 @@ TEST(Store, WholeFilesAreReadWhole) {
   options.io_buffer_bytes = 512 << 10;
   options.read_mode = ReadMode::kWholeFile;
   StoreHarness harness(&fs, std::uint64_t{1} << 30, options);
-  ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Create());
   std::vector<Key> keys;
   for (std::uint64_t i = 0; i < 20'000; ++i) keys.push_back(harness.KeyAt(i));
-  ASSERT_OK(harness.Write(keys));
+  TERRACE_ASSERT_OK(harness.Write(keys));
   ASSERT_GT(harness.store()->stats().files, 5u);
-  ASSERT_OK(harness.CheckRead({keys[7]}));
+  TERRACE_ASSERT_OK(harness.CheckRead({keys[7]}));
   const std::uint64_t one = harness.store()->stats().read_bytes;
   EXPECT_GE(one, 60u << 10);
   EXPECT_LE(one, 80u << 10);
-  ASSERT_OK(harness.CheckRead(keys));
+  TERRACE_ASSERT_OK(harness.CheckRead(keys));
   // Where a buffer cuts a file, one block comes twice.
   const std::uint64_t all = harness.store()->stats().read_bytes - one;
   EXPECT_GE(all, harness.store()->stats().disk_bytes);
@@ -220,11 +215,11 @@ TEST(Store, ThreadsThatCheckRowsFindTheDamagedOnes) {
   options.io_buffer_bytes = 4 << 20;
   options.read_threads = 4;
   StoreHarness harness(&fs, std::uint64_t{1} << 30, options);
-  ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Create());
   std::vector<Key> keys;
   for (std::uint64_t i = 0; i < 20'000; ++i) keys.push_back(harness.KeyAt(i));
-  ASSERT_OK(harness.Write(keys));
-  ASSERT_OK(harness.CheckRead(keys));
+  TERRACE_ASSERT_OK(harness.Write(keys));
+  TERRACE_ASSERT_OK(harness.CheckRead(keys));
   auto rules = ParseFaultRules("read:1+:flip:rows-");
   ASSERT_TRUE(rules.ok());
   fs.SetRules(std::move(rules).value());
@@ -232,7 +227,7 @@ TEST(Store, ThreadsThatCheckRowsFindTheDamagedOnes) {
   EXPECT_EQ(status.code(), StatusCode::kCorruption) << status.ToString();
   EXPECT_NE(status.message().find("rows-"), std::string::npos) << status.ToString();
   fs.SetRules({});
-  ASSERT_OK(harness.CheckRead(keys));
+  TERRACE_ASSERT_OK(harness.CheckRead(keys));
 }
 
 // A batch of more keys than one plan holds.
@@ -256,9 +251,9 @@ TEST(Store, MillionsOfKeysInOneBatch) {
     rows[i] = reinterpret_cast<const std::byte*>(&values[i]);
     out[i] = reinterpret_cast<std::byte*>(&read[i]);
   }
-  ASSERT_OK((*store)->Write(keys, rows, {}));
+  TERRACE_ASSERT_OK((*store)->Write(keys, rows, {}));
   std::vector<std::uint8_t> found(n);
-  ASSERT_OK((*store)->Read(keys, out, found));
+  TERRACE_ASSERT_OK((*store)->Read(keys, out, found));
   EXPECT_EQ(read, values);
   // One read of the whole store costs little more than its bytes.
   EXPECT_LE((*store)->stats().read_bytes, 2 * n * 32);

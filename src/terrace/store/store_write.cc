@@ -170,26 +170,27 @@ void StoreImpl::EndWriteTime() {
   write_nanos_.fetch_add(clock_->MonotonicNanos() - writes_since_, std::memory_order_relaxed);
 }
 
-Status StoreImpl::ReserveSlots(std::uint64_t files) {
+bool StoreImpl::ReserveSlots(std::uint64_t files, std::uint64_t spare) {
   MutexLock lock(&mu_);
-  if (used_slots() + files + kSlotsForCompaction <= index_->max_slots()) {
-    staged_files_ += files;
-    return OkStatus();
-  }
-  return IoError(
-      fmt::format("{} holds {} parameter files and is to get {} more, but its index has places for "
-                  "{}: choose larger files (ssd.file_size) or more shards (ssd.shards)",
-                  options_.directory, used_slots(), files, index_->max_slots()));
+  if (used_slots() + files + spare > index_->max_slots()) return false;
+  reserved_slots_ += files;
+  return true;
 }
 
 void StoreImpl::ReleaseSlots(std::uint64_t files) {
   MutexLock lock(&mu_);
-  staged_files_ -= files;
+  reserved_slots_ -= files;
 }
 
 Status StoreImpl::ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files) {
   const auto reserve = [&]() -> Status {
-    TERRACE_RETURN_IF_ERROR(ReserveSlots(files));
+    if (!ReserveSlots(files, kSlotsForCompaction)) {
+      MutexLock lock(&mu_);
+      return IoError(fmt::format(
+          "{} holds {} parameter files and is to get {} more, but its index has places for {}: "
+          "choose larger files (ssd.file_size) or more shards (ssd.shards)",
+          options_.directory, used_slots(), files, index_->max_slots()));
+    }
     const Status taken = TakeSpace(bytes, keep_free_.load(std::memory_order_relaxed));
     if (!taken.ok()) ReleaseSlots(files);
     return taken;
@@ -251,6 +252,8 @@ Status StoreImpl::ReadCandidates(std::span<SortedKey> order,
     TERRACE_RETURN_IF_ERROR(
         CheckRecord(record, layout_, candidate.file->seed, file->path(), offset, &wanted));
     key.stored = HeadOf(record).key == wanted;
+    if (key.stored) continue;
+    TERRACE_RETURN_IF_ERROR(CheckMistaken(record, wanted, file->path(), offset));
   }
   return OkStatus();
 }
@@ -323,7 +326,7 @@ void StoreImpl::PublishFiles(std::span<const SortedKey> order, const std::vector
       file->publishing = true;
       if (deletion) file->live_deletions = file->info.rows;
     }
-    staged_files_ -= files.size();
+    reserved_slots_ -= files.size();
   }
   SyncPoint::Hit("store.write.before_index");
   Place places[kIndexBatch];
