@@ -11,6 +11,7 @@
 
 #include "terrace/base/ids.h"
 #include "terrace/base/mutex.h"
+#include "terrace/base/raw_vector.h"
 #include "terrace/base/status.h"
 #include "terrace/cache/row_cache.h"
 #include "terrace/data/batch.h"
@@ -27,24 +28,23 @@ inline constexpr std::uint64_t kMostOccurrenceBytes = kWorkingRowBytes + kLocalR
 // set, and by local row r within a mini-batch, so that a key is hashed once and training touches
 // small dense arrays.
 struct TableWork {
-  std::vector<Key> keys;                 // (working rows) distinct, by first occurrence
+  RawVector<Key> keys;                   // (working rows) distinct, by first occurrence
   std::vector<std::uint32_t> key_end;    // (minibatches) working rows of mini-batches [0, m]
   std::vector<std::uint32_t> row_begin;  // (minibatches + 1) local rows of mini-batch m are
-  std::vector<std::uint32_t> rows;  //   rows[row_begin[m] .. row_begin[m + 1]): their working rows
+  RawVector<std::uint32_t> rows;  //   rows[row_begin[m] .. row_begin[m + 1]): their working rows
   std::vector<std::uint32_t>
       inverse_begin;  // (local rows + minibatches) of mini-batch m from row_begin[m] + m on:
                       //   local row r's occurrences, relative to occurrence_begin[m]
   std::vector<std::uint32_t> occurrence_begin;  // (minibatches + 1) into the three below
-  std::vector<std::uint32_t> example;           // (occurrences) within the mini-batch
-  std::vector<std::uint32_t>
-      input_offset;          // (occurrences) column of the slot in the network's input
-  std::vector<float> value;  // (occurrences), or empty: all 1
+  RawVector<std::uint32_t> example;             // (occurrences) within the mini-batch
+  RawVector<std::uint32_t> input_offset;  // (occurrences) column of the slot in the network's input
+  RawVector<float> value;                 // (occurrences), or empty: all 1
 
   // By stage 2.
   PinnedRows pinned;
   // By stage 3: where each local row of each mini-batch lies, on the device that trains it. Laid
   // out like `rows`.
-  std::vector<std::byte*> places;
+  RawVector<std::byte*> places;
 
   std::uint64_t MemoryBytes() const;
 };
@@ -102,7 +102,7 @@ struct WorkItem {
 
   // (keys of the examples) local row, within its mini-batch and table, of each occurrence of
   // batch->keys from batch->key_begin[first_example * slots] on.
-  std::vector<std::uint32_t> local_row;
+  RawVector<std::uint32_t> local_row;
   std::vector<TableWork> tables;
   SetLimiter::Token token;
 
