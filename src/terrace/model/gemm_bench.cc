@@ -183,8 +183,9 @@ bool BenchStep(bool tiny, std::uint32_t examples, const NetworkInputSpec& inputs
   const Time passes = Measure(tiny, flops, [&] {
     const auto loss = (*network)->Forward(context->get(), examples);
     right &= loss.ok() && std::isfinite(*loss);
-    right &=
-        (*network)->Backward(context->get(), examples, 1.0f / static_cast<float>(examples)).ok();
+    right &= (*network)
+                 ->Backward(context->get(), examples, 1.0f / static_cast<float>(examples), false)
+                 .ok();
   });
   Print(name + " forward, backward", flops, passes, peak);
   const Time optimizer = Measure(tiny, flops, [&] {

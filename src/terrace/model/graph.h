@@ -99,8 +99,9 @@ class Subgraph {
   std::uint64_t ContextBytes(std::size_t max_examples) const;
 
   // REQUIRES: examples <= the context's max_examples. Allocate nothing, unless an operator says so.
+  // `add`: the gradients of parameters are added to those that the context has.
   Status Forward(SubgraphContext* context, std::size_t examples) const;
-  Status Backward(SubgraphContext* context, std::size_t examples) const;
+  Status Backward(SubgraphContext* context, std::size_t examples, bool add = false) const;
 
  private:
   friend class SubgraphContext;

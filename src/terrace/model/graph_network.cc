@@ -6,9 +6,13 @@
 
 #include <fmt/format.h>
 
+#include "terrace/model/gemm.h"
+
 namespace terrace {
 namespace {
 
+// Parameters that stay in a second cache of 1 or 2 MiB beside the values of one block.
+constexpr std::size_t kMostBlockedParameterBytes = 768 << 10;
 constexpr std::size_t kBlockFloats = 2048;  // 8 KiB of each buffer: a block stays in the L1 cache.
 
 class GraphContext : public NetworkContext {
@@ -118,6 +122,11 @@ float* GraphNetwork::buffer(std::size_t index) const {
   return reinterpret_cast<float*>(memory_.data()) + index * AlignToBlock(parameter_floats());
 }
 
+std::uint32_t GraphNetwork::NextBlock(std::uint32_t left) const {
+  if (parameter_floats() * sizeof(float) > kMostBlockedParameterBytes) return left;
+  return static_cast<std::uint32_t>(GemmBlock(left));
+}
+
 Result<std::unique_ptr<NetworkContext>> GraphNetwork::NewContext(std::uint32_t max_examples) {
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<SubgraphContext> context,
                            subgraph_.NewContext(max_examples, buffer(0)));
@@ -148,10 +157,11 @@ Result<double> GraphNetwork::Forward(NetworkContext* context, std::uint32_t exam
   return sum;
 }
 
-Status GraphNetwork::Backward(NetworkContext* context, std::uint32_t examples, float loss_scale) {
+Status GraphNetwork::Backward(NetworkContext* context, std::uint32_t examples, float loss_scale,
+                              bool add) {
   auto* graph_context = static_cast<GraphContext*>(context);
   std::fill_n(graph_context->loss_gradient(), examples, loss_scale);
-  return subgraph_.Backward(graph_context->subgraph(), examples);
+  return subgraph_.Backward(graph_context->subgraph(), examples, add);
 }
 
 void GraphNetwork::ReduceGradients(std::span<NetworkContext* const> contexts, int part, int parts) {

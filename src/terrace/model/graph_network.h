@@ -24,9 +24,11 @@ class GraphNetwork : public Network {
                                                  std::string text, std::uint64_t seed);
 
   const NetworkInputSpec& input_spec() const override { return inputs_; }
+  std::uint32_t NextBlock(std::uint32_t left) const override;
   Result<std::unique_ptr<NetworkContext>> NewContext(std::uint32_t max_examples) override;
   Result<double> Forward(NetworkContext* context, std::uint32_t examples) override;
-  Status Backward(NetworkContext* context, std::uint32_t examples, float loss_scale) override;
+  Status Backward(NetworkContext* context, std::uint32_t examples, float loss_scale,
+                  bool add) override;
   void ReduceGradients(std::span<NetworkContext* const> contexts, int part, int parts) override;
   double GradientSquareSum() override;
   void ApplyGradients(const DenseStep& step, int part, int parts) override;

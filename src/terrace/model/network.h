@@ -2,7 +2,7 @@
 // gradients out, parameters in flat buffers with the state of their optimizer. The operator graph
 // (graph.h) implements it; tests drive the pipeline with a small one of their own. Threads: each
 // NetworkContext is used by one thread at a time; contexts of one network run at once. Parameters
-// are constant while a Forward or Backward runs; ReduceAndApply is called with none running.
+// are constant while a Forward or Backward runs; ReduceGradients is called with none running.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,8 @@ struct NetworkInputSpec {
   std::uint32_t width() const { return embedding_width + dense_width; }
 };
 
-// One slice of one mini-batch, owned by the context; the caller fills lines [0, examples).
+// One block of a slice of one mini-batch, owned by the context; the caller fills lines [0,
+// examples).
 struct NetworkInput {
   float* block = nullptr;   // (max_examples, stride), 64-byte aligned
   std::size_t stride = 0;   // Floats; >= width()
@@ -73,15 +74,22 @@ class Network {
  public:
   virtual ~Network() = default;
   virtual const NetworkInputSpec& input_spec() const = 0;
-  // Working memory for slices of up to max_examples. Blocks: no. kOutOfMemory.
+  // A slice goes through forward and backward block by block, so that what one step has written is
+  // in the cache when the next one reads it: how many of the `left` examples of a slice its next
+  // block takes. All of them where reading the parameters again for each block costs more.
+  virtual std::uint32_t NextBlock(std::uint32_t left) const = 0;
+  // Working memory for blocks of up to max_examples, and the parameters' gradients of a slice.
+  // Blocks: no. kOutOfMemory.
   virtual Result<std::unique_ptr<NetworkContext>> NewContext(std::uint32_t max_examples) = 0;
 
-  // Fills probability() and logit(). Returns the slice's sum of weight * log loss, in double,
+  // Fills probability() and logit(). Returns the block's sum of weight * log loss, in double,
   // natural logarithm.
   virtual Result<double> Forward(NetworkContext* context, std::uint32_t examples) = 0;
   // Fills the context's gradients; loss_scale is 1 / (weight of the whole mini-batch of all
-  // workers). Gradients of parameters stay in the context until ReduceAndApply.
-  virtual Status Backward(NetworkContext* context, std::uint32_t examples, float loss_scale) = 0;
+  // workers). Gradients of parameters stay in the context until ReduceGradients; `add`: to those of
+  // the slice's blocks before.
+  virtual Status Backward(NetworkContext* context, std::uint32_t examples, float loss_scale,
+                          bool add) = 0;
 
   // Sums the parameter gradients of the slices in the order of `contexts` (those that ran
   // Backward), in parts: part p of `parts` covers its own range of the flat buffer, so that threads

@@ -123,7 +123,7 @@ TEST_P(FiniteDifferences, MatchBackward) {
   const auto loss = network->Forward(context.get(), kExamples);
   ASSERT_TRUE(loss.ok());
   constexpr float kScale = 0.125f;
-  ASSERT_TRUE(network->Backward(context.get(), kExamples, kScale).ok());
+  ASSERT_TRUE(network->Backward(context.get(), kExamples, kScale, false).ok());
 
   DoubleDnn reference(spec, inputs, *network);
   const NetworkInput input = context->input();
@@ -159,7 +159,7 @@ TEST_P(FiniteDifferences, MatchBackward) {
   const auto other = MustContext(stepped.get(), 16);
   FillInput(inputs, 5, 0, kExamples, other.get());
   ASSERT_TRUE(stepped->Forward(other.get(), kExamples).ok());
-  ASSERT_TRUE(stepped->Backward(other.get(), kExamples, kScale).ok());
+  ASSERT_TRUE(stepped->Backward(other.get(), kExamples, kScale, false).ok());
   const DenseState before = stepped->Save();
   ReduceAndApply(stepped.get(), {other.get()}, 1.0f);
   const DenseState after = stepped->Save();
@@ -200,7 +200,7 @@ std::vector<float> Train(const NetworkSpec& spec, const NetworkInputSpec& inputs
       const auto sum = network->Forward(context, each);
       TERRACE_CHECK(sum.ok());
       losses[static_cast<std::size_t>(slice)] = *sum;
-      TERRACE_CHECK(network->Backward(context, each, 1.0f / kExamples).ok());
+      TERRACE_CHECK(network->Backward(context, each, 1.0f / kExamples, false).ok());
     });
     for (const double part : losses) *loss += part;
     ReduceAndApply(network.get(), pointers, 0.01f, parts);
@@ -235,6 +235,46 @@ TEST(Network, SlicesGiveTheWholeMiniBatch) {
   const std::vector<float> two = Train(spec, inputs, 2, 1, 5, &two_loss);
   EXPECT_NEAR(one_loss, two_loss, 1e-6 * one_loss);
   for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(one[i], two[i], 1e-6);
+}
+
+// The parameters after one step over 700 examples, all at once or in the blocks the network asks
+// for.
+DenseState TrainSlice(bool blocks, std::vector<float>* logits, int* count) {
+  constexpr std::uint32_t kSlice = 700;
+  NetworkSpec spec;
+  spec.hidden = {48, 16};
+  spec.wide = true;
+  const NetworkInputSpec inputs{50, 7, true};
+  const auto network = MustCreate(spec, inputs, 7);
+  const auto context = MustContext(network.get(), kSlice);
+  for (std::uint32_t first = 0; first < kSlice; ++*count) {
+    const std::uint32_t examples = blocks ? network->NextBlock(kSlice - first) : kSlice;
+    FillInput(inputs, 3, first, examples, context.get());
+    EXPECT_TRUE(network->Forward(context.get(), examples).ok());
+    EXPECT_TRUE(network->Backward(context.get(), examples, 1.0f / kSlice, first > 0).ok());
+    logits->insert(logits->end(), context->logit(), context->logit() + examples);
+    first += examples;
+  }
+  ReduceAndApply(network.get(), {context.get()}, 0.1f);
+  return network->Save();
+}
+
+TEST(Network, BlocksGiveTheBitsOfTheirSlice) {
+  std::vector<float> whole_logits, logits;
+  int once = 0, blocks = 0;
+  const DenseState whole = TrainSlice(false, &whole_logits, &once);
+  const DenseState state = TrainSlice(true, &logits, &blocks);
+  EXPECT_EQ(once, 1);
+  EXPECT_GT(blocks, 1);
+  EXPECT_EQ(whole_logits, logits);
+  EXPECT_EQ(whole.buffers, state.buffers);
+}
+
+TEST(Network, ManyParametersAreReadOnceASlice) {
+  NetworkSpec spec;
+  spec.hidden = {1024, 512};
+  const auto network = MustCreate(spec, {50, 7, false}, 7);
+  EXPECT_EQ(network->NextBlock(2048), 2048u);
 }
 
 TEST(Network, InitialValuesDependOnSeedNameAndIndexAlone) {
@@ -278,14 +318,14 @@ TEST(Network, NaNReachesTheGradientSquareSum) {
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     FillInput(inputs, 1, 0, 8, context.get());
     ASSERT_TRUE(network->Forward(context.get(), 8).ok());
-    ASSERT_TRUE(network->Backward(context.get(), 8, 1).ok());
+    ASSERT_TRUE(network->Backward(context.get(), 8, 1, false).ok());
     NetworkContext* contexts[] = {context.get()};
     network->ReduceGradients(contexts, 0, 1);
     EXPECT_TRUE(std::isfinite(network->GradientSquareSum()));
     context->input().block[3 * context->input().stride + 2] = bad;
     const auto loss = network->Forward(context.get(), 8);
     ASSERT_TRUE(loss.ok());
-    ASSERT_TRUE(network->Backward(context.get(), 8, 1).ok());
+    ASSERT_TRUE(network->Backward(context.get(), 8, 1, false).ok());
     network->ReduceGradients(contexts, 0, 1);
     EXPECT_FALSE(std::isfinite(network->GradientSquareSum()));
     if (std::isnan(bad)) {
@@ -306,7 +346,7 @@ TEST(Network, SaveAndLoadContinueWithTheSameBits) {
     const auto step = [&](Network* n, NetworkContext* c, std::uint64_t seed) {
       FillInput(inputs, seed, 0, 8, c);
       ASSERT_TRUE(n->Forward(c, 8).ok());
-      ASSERT_TRUE(n->Backward(c, 8, 0.125f).ok());
+      ASSERT_TRUE(n->Backward(c, 8, 0.125f, false).ok());
       ReduceAndApply(n, {c}, 0.1f);
     };
     for (std::uint64_t i = 0; i < 3; ++i) step(network.get(), context.get(), i);
@@ -341,7 +381,7 @@ TEST(Network, AnEmptySliceAddsNothing) {
   for (NetworkContext* context : {full.get(), empty.get()}) {
     FillInput(inputs, 1, 0, 8, context);
     ASSERT_TRUE(network->Forward(context, 8).ok());
-    ASSERT_TRUE(network->Backward(context, 8, 1).ok());
+    ASSERT_TRUE(network->Backward(context, 8, 1, false).ok());
   }
   NetworkContext* both[] = {full.get(), empty.get()};
   network->ReduceGradients({both, 1}, 0, 1);
@@ -349,7 +389,7 @@ TEST(Network, AnEmptySliceAddsNothing) {
   const auto loss = network->Forward(empty.get(), 0);
   ASSERT_TRUE(loss.ok());
   EXPECT_EQ(*loss, 0);
-  ASSERT_TRUE(network->Backward(empty.get(), 0, 1).ok());
+  ASSERT_TRUE(network->Backward(empty.get(), 0, 1, false).ok());
   network->ReduceGradients(both, 0, 1);
   EXPECT_EQ(network->GradientSquareSum(), alone);
 }
@@ -380,7 +420,7 @@ TEST(Network, ContextBytesAreWhatAContextTakes) {
   const auto context = MustContext(network.get(), 4096);
   FillInput(inputs, 1, 0, 4096, context.get());
   ASSERT_TRUE(network->Forward(context.get(), 4096).ok());
-  ASSERT_TRUE(network->Backward(context.get(), 4096, 1).ok());
+  ASSERT_TRUE(network->Backward(context.get(), 4096, 1, false).ok());
   const auto grown =
       static_cast<double>(ReadProcessMemory().resident_bytes - before.resident_bytes);
   const auto said = static_cast<double>(network->ContextBytes(4096));

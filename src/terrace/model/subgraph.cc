@@ -328,7 +328,7 @@ Result<std::unique_ptr<SubgraphContext>> Subgraph::NewContext(std::size_t max_ex
       const std::size_t offset = parameters_[step.parameters[p]].offset;
       op.parameters.push_back(parameters + offset);
       op.parameter_gradients.push_back(
-          ParameterTarget{context->parameter_gradient_ + offset, step.parameter_add[p]});
+          ParameterTarget{context->parameter_gradient_ + offset, false});
     }
     context->output_gradients_.push_back(context->gradient(node.output));
     context->operators_.push_back(std::move(op));
@@ -348,10 +348,10 @@ Status Subgraph::Forward(SubgraphContext* context, std::size_t examples) const {
   return OkStatus();
 }
 
-Status Subgraph::Backward(SubgraphContext* context, std::size_t examples) const {
+Status Subgraph::Backward(SubgraphContext* context, std::size_t examples, bool add) const {
   TERRACE_CHECK(examples <= context->max_examples_);
   if (examples == 0) {
-    std::memset(context->parameter_gradient_, 0, parameter_floats_ * sizeof(float));
+    if (!add) std::memset(context->parameter_gradient_, 0, parameter_floats_ * sizeof(float));
     return OkStatus();
   }
   for (std::size_t s = 0; s < storages_.size(); ++s) {
@@ -365,8 +365,12 @@ Status Subgraph::Backward(SubgraphContext* context, std::size_t examples) const 
   }
   for (std::size_t s = steps_.size(); s-- > 0;) {
     if (steps_[s].absorbed || !context->output_gradients_[s]) continue;  // Or nothing learns here.
-    TERRACE_RETURN_IF_ERROR(graph_->nodes()[steps_[s].op].op->Backward(
-        &context->operators_[s], context->output_gradients_[s]));
+    OperatorContext* op = &context->operators_[s];
+    for (std::size_t p = 0; p < op->parameter_gradients.size(); ++p) {
+      op->parameter_gradients[p].add = add || steps_[s].parameter_add[p];
+    }
+    TERRACE_RETURN_IF_ERROR(
+        graph_->nodes()[steps_[s].op].op->Backward(op, context->output_gradients_[s]));
   }
   return OkStatus();
 }

@@ -75,7 +75,7 @@ TEST(Torch, GradientsAreThoseOfAutogradInDouble) {
   const DenseState before = (*network)->Save();
   const auto loss = (*network)->Forward(context->get(), kExamples);
   ASSERT_TRUE(loss.ok());
-  ASSERT_TRUE((*network)->Backward(context->get(), kExamples, 1.0f).ok());
+  ASSERT_TRUE((*network)->Backward(context->get(), kExamples, 1.0f, false).ok());
   // With SGD from zero parameters, the new value is minus the gradient.
   DenseState zero = before;
   std::fill(zero.buffers[0].begin(), zero.buffers[0].end(), 0.0f);
@@ -227,7 +227,7 @@ TEST(Torch, AnOperatorWithoutBackwardGetsAutograds) {
     Fill(inputs, kExamples, input);
     const auto loss = (*network)->Forward(context->get(), kExamples);
     ASSERT_TRUE(loss.ok()) << loss.status().ToString();
-    const Status back = (*network)->Backward(context->get(), kExamples, 0.5f);
+    const Status back = (*network)->Backward(context->get(), kExamples, 0.5f, false);
     ASSERT_TRUE(back.ok()) << back.ToString();
 
     at::Tensor block = Lines(input.block, kExamples, 27, static_cast<std::int64_t>(input.stride));
@@ -296,7 +296,7 @@ TEST(Torch, NoThreadIsStarted) {
       TERRACE_CHECK(context.ok());
       Fill(each->input_spec(), 2048, (*context)->input());
       TERRACE_CHECK(each->Forward(context->get(), 2048).ok());
-      TERRACE_CHECK(each->Backward(context->get(), 2048, 1.0f).ok());
+      TERRACE_CHECK(each->Backward(context->get(), 2048, 1.0f, false).ok());
     }
   });
   EXPECT_EQ(threads(), before + 2);

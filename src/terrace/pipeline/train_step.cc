@@ -1,6 +1,7 @@
 #include "terrace/pipeline/train_step.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -8,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "terrace/base/check.h"
+#include "terrace/table/prefetch.h"
 
 namespace terrace {
 namespace {
@@ -18,18 +20,30 @@ constexpr float kGradientLimit = 1e15f;
 // 16 KiB.
 constexpr std::size_t kRowsAtOnce = 64;
 
-// The largest magnitude; NaN counts as infinite.
-float MaxMagnitude(const float* values, std::size_t count) {
-  std::uint32_t largest = 0;  // Bits of a magnitude order as its value does, NaN above infinity.
+// The largest magnitude's bits: they order as the magnitudes do, NaN above infinity.
+constexpr std::uint32_t kInfiniteBits = 0x7f800000u;
+
+std::uint32_t LargestBits(const float* values, std::size_t count) {
+  std::uint32_t largest = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &values[i], sizeof bits);
-    largest = std::max(largest, bits & 0x7fffffffu);
+    largest = std::max(largest, std::bit_cast<std::uint32_t>(values[i]) & 0x7fffffffu);
   }
-  if (largest >= 0x7f800000u) return INFINITY;
-  float magnitude;
-  std::memcpy(&magnitude, &largest, sizeof magnitude);
-  return magnitude;
+  return largest;
+}
+
+// The same of what it copies.
+std::uint32_t CopyAndFindLargest(const float* __restrict from, std::size_t count,
+                                 float* __restrict to) {
+  std::uint32_t largest = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    largest = std::max(largest, std::bit_cast<std::uint32_t>(from[i]) & 0x7fffffffu);
+    to[i] = from[i];
+  }
+  return largest;
+}
+
+bool WithinLimit(std::uint32_t largest_bits) {
+  return largest_bits < kInfiniteBits && std::bit_cast<float>(largest_bits) < kGradientLimit;
 }
 
 std::uint32_t SliceBegin(std::uint32_t examples, int slice, int slices) {
@@ -44,7 +58,7 @@ struct StepExecutor::Slice {
   std::uint32_t begin = 0;  // Of the mini-batch.
   std::uint32_t end = 0;
   double loss_sum = 0;
-  float largest_gradient = 0;
+  std::uint32_t largest_gradient = 0;  // As LargestBits says it.
   Status status;
   std::vector<float> gradient_sum;      // (kRowsAtOnce, weight_floats)
   std::vector<StatisticsDelta> deltas;  // (kRowsAtOnce)
@@ -68,33 +82,58 @@ Result<std::unique_ptr<StepExecutor>> StepExecutor::Create(std::vector<StepTable
   for (const StepTable& table : executor->tables_) {
     widest = std::max<std::size_t>(widest, table.schema->weight_floats());
   }
+  const std::uint32_t block = executor->MostBlockExamples((minibatch + count - 1) / count);
   for (std::uint32_t i = 0; i < count; ++i) {
     auto slice = std::make_unique<Slice>();
-    TERRACE_ASSIGN_OR_RETURN(slice->context, network->NewContext((minibatch + count - 1) / count));
+    TERRACE_ASSIGN_OR_RETURN(slice->context, network->NewContext(block));
     slice->gradient_sum.resize(kRowsAtOnce * widest);
     slice->deltas.resize(kRowsAtOnce);
     executor->slices_.push_back(std::move(slice));
   }
-  executor->gradient_lines_.resize(minibatch);
+  executor->logit_.resize(minibatch);
+  executor->probability_.resize(minibatch);
+  executor->weight_.resize(minibatch);
   executor->wide_gradient_.resize(minibatch);
+  constexpr std::size_t kLineFloats = kCacheLineBytes / sizeof(float);
+  executor->gradient_stride_ =
+      (network->input_spec().embedding_width + kLineFloats - 1) / kLineFloats * kLineFloats;
+  TERRACE_ASSIGN_OR_RETURN(
+      executor->block_gradient_,
+      HugeBuffer::Allocate(executor->gradient_stride_ * minibatch * sizeof(float)));
+  executor->block_gradient_.Touch();
   return executor;
+}
+
+std::uint32_t StepExecutor::MostBlockExamples(std::uint32_t slice) const {
+  std::uint32_t most = 0;
+  for (std::uint32_t left = 1; left <= slice; ++left) {
+    most = std::max(most, network_->NextBlock(left));
+  }
+  return most;
 }
 
 Status StepExecutor::WarmUp() {
   const auto count = static_cast<std::uint32_t>(slices_.size());
-  const std::uint32_t examples = (minibatch_ + count - 1) / count;
+  const std::uint32_t slice_examples = (minibatch_ + count - 1) / count;
   workers_->Run(slices(), [&](int i) {
     Slice* slice = slices_[static_cast<std::size_t>(i)].get();
+    slice->status = OkStatus();
     const NetworkInput input = slice->context->input();
-    for (std::uint32_t e = 0; e < examples; ++e) {
-      std::fill_n(input.block + e * input.stride, network_->input_spec().width(), 0.0f);
-      input.label[e] = 0;
-      input.weight[e] = 1;
-      if (input.wide != nullptr) input.wide[e] = 0;
+    for (std::uint32_t left = slice_examples; left > 0 && slice->status.ok();) {
+      const std::uint32_t examples = network_->NextBlock(left);
+      for (std::uint32_t e = 0; e < examples; ++e) {
+        std::fill_n(input.block + e * input.stride, network_->input_spec().width(), 0.0f);
+        input.label[e] = 0;
+        input.weight[e] = 1;
+        if (input.wide != nullptr) input.wide[e] = 0;
+      }
+      slice->status = network_->Forward(slice->context.get(), examples).status();
+      if (slice->status.ok()) {
+        slice->status =
+            network_->Backward(slice->context.get(), examples, 1.0f, left < slice_examples);
+      }
+      left -= examples;
     }
-    slice->status = network_->Forward(slice->context.get(), examples).status();
-    if (slice->status.ok())
-      slice->status = network_->Backward(slice->context.get(), examples, 1.0f);
   });
   return FirstError();
 }
@@ -119,12 +158,24 @@ void StepExecutor::Prepare(const WorkItem& item, std::uint32_t m) {
   }
 }
 
-void StepExecutor::ForwardSlice(const WorkItem& item, std::uint32_t m, Slice* slice) {
+Status StepExecutor::RunSlice(const WorkItem& item, std::uint32_t m, bool train, Slice* slice) {
+  slice->loss_sum = 0;
+  slice->largest_gradient = 0;
+  for (std::uint32_t begin = slice->begin; begin < slice->end;) {
+    const std::uint32_t examples = network_->NextBlock(slice->end - begin);
+    TERRACE_RETURN_IF_ERROR(ForwardBlock(item, m, begin, examples, slice));
+    if (train) TERRACE_RETURN_IF_ERROR(BackwardBlock(begin, examples, slice));
+    begin += examples;
+  }
+  return OkStatus();
+}
+
+Status StepExecutor::ForwardBlock(const WorkItem& item, std::uint32_t m, std::uint32_t begin,
+                                  std::uint32_t examples, Slice* slice) {
   const Batch& batch = *item.batch;
   const NetworkInput input = slice->context->input();
   const NetworkInputSpec& spec = network_->input_spec();
-  const std::size_t first = item.MinibatchBegin(m) + std::size_t{slice->begin};
-  const std::uint32_t examples = slice->end - slice->begin;
+  const std::size_t first = item.MinibatchBegin(m) + std::size_t{begin};
   for (std::uint32_t e = 0; e < examples; ++e) {
     std::memcpy(input.block + e * input.stride + spec.embedding_width,
                 batch.dense.data() + (first + e) * spec.dense_width,
@@ -147,33 +198,44 @@ void StepExecutor::ForwardSlice(const WorkItem& item, std::uint32_t m, Slice* sl
     if (!batch.values.empty()) {
       lookup.value = std::span<const float>(batch.values).subspan(lookup.first_occurrence);
     }
-    GatherPooled(*tables_[t].schema, lookup, slice->begin, slice->end, input.block, input.stride,
+    GatherPooled(*tables_[t].schema, lookup, begin, begin + examples, input.block, input.stride,
                  input.wide);
   }
-  Result<double> loss = network_->Forward(slice->context.get(), examples);
-  slice->status = loss.status();
-  if (loss.ok()) slice->loss_sum = *loss;
+  TERRACE_ASSIGN_OR_RETURN(const double loss, network_->Forward(slice->context.get(), examples));
+  slice->loss_sum += loss;
+  std::copy_n(slice->context->logit(), examples, logit_.data() + begin);
+  std::copy_n(slice->context->probability(), examples, probability_.data() + begin);
+  std::copy_n(input.weight, examples, weight_.data() + begin);
+  return OkStatus();
 }
 
-void StepExecutor::BackwardSlice(Slice* slice) {
-  if (!slice->status.ok()) return;
-  const std::uint32_t examples = slice->end - slice->begin;
-  slice->status = network_->Backward(slice->context.get(), examples, loss_scale_);
-  if (!slice->status.ok()) return;
+Status StepExecutor::BackwardBlock(std::uint32_t begin, std::uint32_t examples, Slice* slice) {
+  TERRACE_RETURN_IF_ERROR(network_->Backward(slice->context.get(), examples, loss_scale_,
+                                             /*add=*/begin > slice->begin));
   const NetworkContext& context = *slice->context;
   const std::size_t width = network_->input_spec().embedding_width;
-  float largest = 0;
-  for (std::uint32_t e = 0; e < examples; ++e) {
+  std::uint32_t largest = slice->largest_gradient;
+  for (std::uint32_t e = 0; e < examples && width > 0; ++e) {
     const float* line = context.block_gradient() + e * context.block_gradient_stride();
-    gradient_lines_[slice->begin + e] = line;
-    largest = std::max(largest, MaxMagnitude(line, width));
+    largest = std::max(largest, CopyAndFindLargest(line, width, GradientLine(begin + e)));
   }
   if (context.wide_gradient() != nullptr) {
-    std::memcpy(wide_gradient_.data() + slice->begin, context.wide_gradient(),
-                examples * sizeof(float));
-    largest = std::max(largest, MaxMagnitude(context.wide_gradient(), examples));
+    largest = std::max(largest, CopyAndFindLargest(context.wide_gradient(), examples,
+                                                   wide_gradient_.data() + begin));
   }
   slice->largest_gradient = largest;
+  return OkStatus();
+}
+
+std::span<const SlicePrediction> StepExecutor::Predictions(const WorkItem& item, std::uint32_t m) {
+  const float* label = item.batch->label.data() + item.MinibatchBegin(m);
+  for (const auto& slice : slices_) {
+    const std::uint32_t begin = slice->begin;
+    if (slice->end == begin) continue;
+    predictions_.push_back({logit_.data() + begin, probability_.data() + begin, label + begin,
+                            weight_.data() + begin, slice->end - begin, slice->loss_sum});
+  }
+  return predictions_;
 }
 
 Status StepExecutor::FirstError() const {
@@ -186,16 +248,10 @@ Result<std::span<const SlicePrediction>> StepExecutor::Predict(const WorkItem& i
   Prepare(item, m);
   workers_->Run(slices(), [&](int i) {
     Slice* slice = slices_[static_cast<std::size_t>(i)].get();
-    if (slice->end > slice->begin) ForwardSlice(item, m, slice);
+    slice->status = RunSlice(item, m, /*train=*/false, slice);
   });
   TERRACE_RETURN_IF_ERROR(FirstError());
-  for (const auto& slice : slices_) {
-    if (slice->end == slice->begin) continue;
-    const NetworkInput input = slice->context->input();
-    predictions_.push_back({slice->context->logit(), slice->context->probability(), input.label,
-                            input.weight, slice->end - slice->begin, slice->loss_sum});
-  }
-  return std::span<const SlicePrediction>(predictions_);
+  return Predictions(item, m);
 }
 
 Result<std::span<const SlicePrediction>> StepExecutor::Train(
@@ -204,22 +260,17 @@ Result<std::span<const SlicePrediction>> StepExecutor::Train(
   Prepare(item, m);
   workers_->Run(slices(), [&](int i) {
     Slice* slice = slices_[static_cast<std::size_t>(i)].get();
-    if (slice->end == slice->begin) return;
-    ForwardSlice(item, m, slice);
-    BackwardSlice(slice);
+    slice->status = RunSlice(item, m, /*train=*/true, slice);
   });
   TERRACE_RETURN_IF_ERROR(FirstError());
   for (const auto& slice : slices_) {
     if (slice->end == slice->begin) continue;
     if (!std::isfinite(slice->loss_sum))
       return BadGradient(item, m, file_name, "the loss is not finite");
-    if (!(slice->largest_gradient < kGradientLimit)) {
+    if (!WithinLimit(slice->largest_gradient)) {
       return BadGradient(item, m, file_name,
                          "a gradient of an embedding is not finite, or beyond 1e15");
     }
-    const NetworkInput input = slice->context->input();
-    predictions_.push_back({slice->context->logit(), slice->context->probability(), input.label,
-                            input.weight, slice->end - slice->begin, slice->loss_sum});
   }
   const int parts = slices();
   workers_->Run(slices(), [&](int part) { network_->ReduceGradients(contexts_, part, parts); });
@@ -234,7 +285,7 @@ Result<std::span<const SlicePrediction>> StepExecutor::Train(
               examples_seen + (item.MinibatchEnd(m) - item.MinibatchBegin(m)));
   });
   network_->Advance();
-  return std::span<const SlicePrediction>(predictions_);
+  return Predictions(item, m);
 }
 
 void StepExecutor::ApplyRows(const WorkItem& item, std::uint32_t m, int part,
@@ -242,7 +293,8 @@ void StepExecutor::ApplyRows(const WorkItem& item, std::uint32_t m, int part,
   Slice* slice = slices_[static_cast<std::size_t>(part)].get();
   const std::uint32_t begin_example = item.MinibatchBegin(m);
   SparseGradients gradients;
-  gradients.line = gradient_lines_.data();
+  gradients.lines = GradientLine(0);
+  gradients.line_stride = gradient_stride_;
   gradients.wide = network_->input_spec().wide ? wide_gradient_.data() : nullptr;
   gradients.label = item.batch->label.data() + begin_example;
   gradients.weight =
@@ -303,27 +355,21 @@ Status StepExecutor::BadGradient(const WorkItem& item, std::uint32_t m,
       "{} in the mini-batch of examples {} to {} of the run; nothing of it was applied.", what,
       batch.first_example + begin, batch.first_example + end - 1);
   int shown = 0;
-  for (const auto& slice : slices_) {
-    for (std::uint32_t e = slice->begin; e < slice->end && shown < 3; ++e) {
-      const std::uint32_t local = e - slice->begin;
-      const float logit = slice->context->logit()[local];
-      const float* line =
-          slice->context->block_gradient() + local * slice->context->block_gradient_stride();
-      const bool bad =
-          !std::isfinite(logit) ||
-          !(MaxMagnitude(line, network_->input_spec().embedding_width) < kGradientLimit);
-      if (!bad) continue;
-      ++shown;
-      const std::uint32_t at = begin + e;
-      message += fmt::format(" Line {} of '{}', keys", batch.origin_line[at],
-                             file_name(batch.origin_file[at]));
-      const std::uint32_t first_key = batch.key_begin[std::size_t{at} * batch.slots];
-      const std::uint32_t last_key = batch.key_begin[std::size_t{at + 1} * batch.slots];
-      for (std::uint32_t k = first_key; k < std::min(last_key, first_key + 8); ++k) {
-        message += fmt::format(" {:#x}", batch.keys[k]);
-      }
-      message += last_key > first_key + 8 ? " ..." : ".";
+  for (std::uint32_t e = 0; e < end - begin && shown < 3; ++e) {
+    const bool bad =
+        !std::isfinite(logit_[e]) ||
+        !WithinLimit(LargestBits(GradientLine(e), network_->input_spec().embedding_width));
+    if (!bad) continue;
+    ++shown;
+    const std::uint32_t at = begin + e;
+    message += fmt::format(" Line {} of '{}', keys", batch.origin_line[at],
+                           file_name(batch.origin_file[at]));
+    const std::uint32_t first_key = batch.key_begin[std::size_t{at} * batch.slots];
+    const std::uint32_t last_key = batch.key_begin[std::size_t{at + 1} * batch.slots];
+    for (std::uint32_t k = first_key; k < std::min(last_key, first_key + 8); ++k) {
+      message += fmt::format(" {:#x}", batch.keys[k]);
     }
+    message += last_key > first_key + 8 ? " ..." : ".";
   }
   if (shown == 0) {
     message += fmt::format(" It begins at line {} of '{}'.", batch.origin_line[begin],

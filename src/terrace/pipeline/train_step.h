@@ -1,7 +1,8 @@
 // StepExecutor: one mini-batch from rows to rows: gather and pool, forward, backward, sum the
 // gradients per key, apply (HPS algorithm 1, lines 12-14). A mini-batch runs as slices, twice
-// as many as compute threads; all sums have a fixed order, so the result depends on the number of
-// compute threads and on nothing else of the machine. Threads: one caller; the work runs on the
+// as many as compute threads, and a slice as blocks, from gather to backward, which stay in the
+// second cache; all sums have a fixed order, so the result depends on the number of compute threads
+// and on nothing else of the machine. Threads: one caller; the work runs on the
 // WorkerGroup. Borrows network, workers and schemas.
 #pragma once
 
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "terrace/base/memory.h"
 #include "terrace/base/status.h"
 #include "terrace/base/thread.h"
 #include "terrace/model/network.h"
@@ -73,8 +75,17 @@ class StepExecutor {
   StepExecutor(std::vector<StepTable> tables, std::uint32_t minibatch, Network* network,
                WorkerGroup* workers);
   void Prepare(const WorkItem& item, std::uint32_t m);
-  void ForwardSlice(const WorkItem& item, std::uint32_t m, Slice* slice);
-  void BackwardSlice(Slice* slice);
+  // The block of `examples` from `begin` of the mini-batch on.
+  Status ForwardBlock(const WorkItem& item, std::uint32_t m, std::uint32_t begin,
+                      std::uint32_t examples, Slice* slice);
+  Status BackwardBlock(std::uint32_t begin, std::uint32_t examples, Slice* slice);
+  float* GradientLine(std::uint32_t example) const {
+    return reinterpret_cast<float*>(block_gradient_.data()) + example * gradient_stride_;
+  }
+  // The largest block that a slice of at most so many examples has.
+  std::uint32_t MostBlockExamples(std::uint32_t slice) const;
+  Status RunSlice(const WorkItem& item, std::uint32_t m, bool train, Slice* slice);
+  std::span<const SlicePrediction> Predictions(const WorkItem& item, std::uint32_t m);
   void ApplyRows(const WorkItem& item, std::uint32_t m, int part, const StepRates& rates,
                  std::uint64_t examples_seen);
   Status FirstError() const;
@@ -91,8 +102,9 @@ class StepExecutor {
   std::vector<NetworkContext*> contexts_;     // Likewise.
   // Of the current mini-batch:
   float loss_scale_ = 0;
-  std::vector<const float*> gradient_lines_;  // (examples)
-  std::vector<float> wide_gradient_;          // (examples)
+  std::vector<float> logit_, probability_, weight_, wide_gradient_;  // (examples)
+  HugeBuffer block_gradient_;        // (examples, gradient_stride_) by the embeddings.
+  std::size_t gradient_stride_ = 0;  // Floats; whole cache lines.
 };
 
 }  // namespace terrace

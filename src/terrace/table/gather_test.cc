@@ -240,7 +240,8 @@ TEST(GatherPooledTest, AccumulateIsItsTranspose) {
     for (std::uint32_t e = 0; e < options.examples; ++e) {
       loss += static_cast<double>(output.wide[e]) * batch.wide[e];
       for (std::uint32_t c = 0; c < options.slots * options.dim; ++c) {
-        loss += static_cast<double>(output.block[e * batch.stride() + c]) * batch.line[e][c];
+        loss += static_cast<double>(output.block[e * batch.stride() + c]) *
+                batch.gradient[e * batch.stride() + c];
       }
     }
     std::vector<std::byte*> mutable_rows;

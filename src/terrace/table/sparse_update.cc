@@ -22,13 +22,17 @@ constexpr std::size_t kRowBlock = 32;  // Rows that all segments visit before th
 // kDim is the dimension at compile time, or 0: `dim` says it at run time. Both do the same
 // operations on every element in the same order, so they give the same bits.
 template <std::uint32_t kDim, bool kValues>
-void AccumulateEmbedding(const MiniBatchRows& rows, const float* const* line, std::size_t first,
-                         std::size_t last, std::uint32_t runtime_dim, std::size_t sum_stride,
-                         float* sum) {
+void AccumulateEmbedding(const MiniBatchRows& rows, const SparseGradients& gradients,
+                         std::size_t first, std::size_t last, std::uint32_t runtime_dim,
+                         std::size_t sum_stride, float* sum) {
   const std::uint32_t dim = kDim == 0 ? runtime_dim : kDim;
   const std::uint32_t* const begin = rows.begin.data();
   const std::uint32_t* const example = rows.example.data();
   const std::uint32_t* const input_offset = rows.input_offset.data();
+  const std::size_t stride = gradients.line_stride;
+  const auto gradient_of = [&](std::size_t o) {
+    return gradients.lines + example[o] * stride + input_offset[o];
+  };
   const std::size_t occurrences_end = begin[last];
   for (std::size_t r = first; r < last; ++r, sum += sum_stride) {
     const std::size_t end = begin[r + 1];
@@ -41,9 +45,9 @@ void AccumulateEmbedding(const MiniBatchRows& rows, const float* const* line, st
     for (const std::size_t start = o; o < end; ++o) {
       const std::size_t ahead = o + kOccurrencesAhead;
       if (ahead < occurrences_end) {
-        PrefetchRead(line[example[ahead]] + input_offset[ahead], dim * sizeof(float));
+        PrefetchRead(gradient_of(ahead), dim * sizeof(float));
       }
-      const float* __restrict in = line[example[o]] + input_offset[o];
+      const float* __restrict in = gradient_of(o);
       const float value = kValues ? rows.value[o] : 1.0f;
       if (o == start) {
         for (std::uint32_t i = 0; i < dim; ++i) out[i] = kValues ? value * in[i] : in[i];
@@ -55,23 +59,23 @@ void AccumulateEmbedding(const MiniBatchRows& rows, const float* const* line, st
 }
 
 template <bool kValues>
-void AccumulateEmbedding(const MiniBatchRows& rows, const float* const* line, std::size_t first,
-                         std::size_t last, std::uint32_t dim, std::size_t sum_stride, float* sum,
-                         Specialise specialise) {
+void AccumulateEmbedding(const MiniBatchRows& rows, const SparseGradients& gradients,
+                         std::size_t first, std::size_t last, std::uint32_t dim,
+                         std::size_t sum_stride, float* sum, Specialise specialise) {
   if (specialise == Specialise::kNo) {
-    return AccumulateEmbedding<0, kValues>(rows, line, first, last, dim, sum_stride, sum);
+    return AccumulateEmbedding<0, kValues>(rows, gradients, first, last, dim, sum_stride, sum);
   }
   switch (dim) {
     case 8:
-      return AccumulateEmbedding<8, kValues>(rows, line, first, last, dim, sum_stride, sum);
+      return AccumulateEmbedding<8, kValues>(rows, gradients, first, last, dim, sum_stride, sum);
     case 16:
-      return AccumulateEmbedding<16, kValues>(rows, line, first, last, dim, sum_stride, sum);
+      return AccumulateEmbedding<16, kValues>(rows, gradients, first, last, dim, sum_stride, sum);
     case 32:
-      return AccumulateEmbedding<32, kValues>(rows, line, first, last, dim, sum_stride, sum);
+      return AccumulateEmbedding<32, kValues>(rows, gradients, first, last, dim, sum_stride, sum);
     case 64:
-      return AccumulateEmbedding<64, kValues>(rows, line, first, last, dim, sum_stride, sum);
+      return AccumulateEmbedding<64, kValues>(rows, gradients, first, last, dim, sum_stride, sum);
     default:
-      return AccumulateEmbedding<0, kValues>(rows, line, first, last, dim, sum_stride, sum);
+      return AccumulateEmbedding<0, kValues>(rows, gradients, first, last, dim, sum_stride, sum);
   }
 }
 
@@ -341,11 +345,10 @@ void Accumulate(const RowSchema& schema, const MiniBatchRows& rows,
       TERRACE_CHECK(gradients.wide != nullptr);
       AccumulateWide(rows, gradients.wide, first, last, stride, sum);
     } else if (rows.value.empty()) {
-      AccumulateEmbedding<false>(rows, gradients.line, first, last, segment.dim, stride, sum,
+      AccumulateEmbedding<false>(rows, gradients, first, last, segment.dim, stride, sum,
                                  specialise);
     } else {
-      AccumulateEmbedding<true>(rows, gradients.line, first, last, segment.dim, stride, sum,
-                                specialise);
+      AccumulateEmbedding<true>(rows, gradients, first, last, segment.dim, stride, sum, specialise);
     }
   }
   AccumulateStatistics(rows, gradients, first, last, delta);

@@ -32,9 +32,9 @@ struct MiniBatchRows {
 
 // Gradients of the network's sparse inputs for a mini-batch.
 struct SparseGradients {
-  // (examples) the gradient line of each example: its columns are those of the network's input
-  // block. Pointers, because the slices of a mini-batch keep their lines in buffers of their own.
-  const float* const* line = nullptr;
+  // (examples, line_stride) of the network's input block; the columns of the embeddings count.
+  const float* lines = nullptr;
+  std::size_t line_stride = 0;    // Floats.
   const float* wide = nullptr;    // (examples) gradient of the wide sum, or nullptr.
   const float* label = nullptr;   // (examples)
   const float* weight = nullptr;  // (examples) or nullptr: all 1.
@@ -47,7 +47,7 @@ struct StatisticsDelta {
 };
 
 // Sums for rows [first, last): gradient_sum (last - first, schema.weight_floats()), delta (last -
-// first). The "embedding" segment takes columns [input_offset, + dim) of `line`; the "wide" segment
+// first). The "embedding" segment takes columns [input_offset, + dim) of a line; the "wide" segment
 // takes `wide`. A sum starts from the first occurrence's gradient; a row without occurrences has
 // zeros. Any split into ranges gives the same bits. Ranges of a few hundred rows, each followed by
 // its Apply, keep the sums in the first levels of the processor's cache.

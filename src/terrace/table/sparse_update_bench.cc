@@ -136,7 +136,7 @@ bool CheckTrain(const RowSchema& schema, const Work& work, std::uint32_t dim) {
     for (std::uint32_t s = 0; s < kSlots; ++s) {
       const std::size_t row = work.batch.row_index[e * kSlots + s];
       for (std::uint32_t i = 0; i < dim; ++i) {
-        expected[row * dim + i] += work.batch.line[e][s * dim + i];
+        expected[row * dim + i] += work.batch.gradient[e * work.batch.stride() + s * dim + i];
       }
     }
   }

@@ -346,7 +346,8 @@ TEST(AccumulateTest, SumsInTheOrderOfOccurrences) {
               to = started[r] ? to + value * g : value * g;
             };
             add(0, batch.wide[e]);
-            for (std::uint32_t i = 0; i < dim; ++i) add(1 + i, batch.line[e][s * dim + i]);
+            const float* const line = &batch.gradient[e * batch.stride()];
+            for (std::uint32_t i = 0; i < dim; ++i) add(1 + i, line[s * dim + i]);
             started[r] = true;
             const float weight = values ? batch.weight[e] : 1.0f;
             if (!counted[r]) delta[r].show += weight;
@@ -369,11 +370,10 @@ TEST(AccumulateTest, CountsAnExampleOnceAndItsGradientsEach) {
   // One row: twice in slot 0 and once in slot 1 of example 0, once in example 1.
   const std::vector<std::byte*> row = {nullptr};
   const std::vector<std::uint32_t> begin = {0, 4}, example = {0, 0, 0, 1}, offset = {0, 0, 2, 0};
-  const float line0[] = {1, 2, 3, 4}, line1[] = {10, 20, 30, 40};
-  const float* const lines[] = {line0, line1};
+  const float lines[] = {1, 2, 3, 4, /**/ 10, 20, 30, 40};
   const float wide[] = {0.5f, 0.25f}, label[] = {1, 0}, weight[] = {2, 3};
   const MiniBatchRows rows = {row, begin, example, offset, {}};
-  const SparseGradients gradients = {lines, wide, label, weight};
+  const SparseGradients gradients = {lines, 4, wide, label, weight};
   const Sums sums(schema, rows, gradients);
   EXPECT_EQ(sums.gradient, (std::vector<float>{1 + 1 + 3 + 10, 2 + 2 + 4 + 20, 1.75f}));
   EXPECT_EQ(sums.delta[0].show, 5.0f);
@@ -385,9 +385,9 @@ TEST(AccumulateTest, StartsFromTheFirstGradientAndZeroesRowsWithoutAny) {
   const std::vector<std::byte*> row(2);
   const std::vector<std::uint32_t> begin = {0, 1, 1}, example = {0}, offset = {0};
   const std::vector<float> line(8, -0.0f);
-  const float* const lines[] = {line.data()};
   const float wide = -0.0f, label = 1;
-  const Sums sums(schema, {row, begin, example, offset, {}}, {lines, &wide, &label, nullptr});
+  const Sums sums(schema, {row, begin, example, offset, {}},
+                  {line.data(), 8, &wide, &label, nullptr});
   for (int i = 0; i < 9; ++i) {
     EXPECT_TRUE(std::signbit(sums.gradient[i])) << i;  // 0 + -0 would be +0.
     EXPECT_FALSE(std::signbit(sums.gradient[9 + i]));

@@ -53,6 +53,7 @@ class LinearNetwork final : public Network {
   };
 
   const NetworkInputSpec& input_spec() const override { return inputs_; }
+  std::uint32_t NextBlock(std::uint32_t left) const override { return left < 5 ? left : 3; }
   Result<std::unique_ptr<NetworkContext>> NewContext(std::uint32_t max_examples) override {
     return std::unique_ptr<NetworkContext>(std::make_unique<Context>(inputs_, max_examples));
   }
@@ -69,9 +70,10 @@ class LinearNetwork final : public Network {
     }
     return loss;
   }
-  Status Backward(NetworkContext* context, std::uint32_t examples, float loss_scale) override {
+  Status Backward(NetworkContext* context, std::uint32_t examples, float loss_scale,
+                  bool add) override {
     auto* c = static_cast<Context*>(context);
-    std::fill(c->gradient.begin(), c->gradient.end(), 0.0f);
+    if (!add) std::fill(c->gradient.begin(), c->gradient.end(), 0.0f);
     for (std::uint32_t e = 0; e < examples; ++e) {
       const float delta = (c->probabilities[e] - c->label[e]) * c->weight[e] * loss_scale;
       c->wide_grad[e] = delta;

@@ -49,7 +49,6 @@ RandomMiniBatch::RandomMiniBatch(const RandomMiniBatchOptions& given) : options(
   gradient.resize(options.examples * stride());
   for (float& g : gradient) g = 0.01f * number();
   for (std::uint32_t e = 0; e < options.examples; ++e) {
-    line.push_back(gradient.data() + e * stride());
     wide.push_back(0.01f * number());
     label.push_back(rng.Unit() < 0.3 ? 1.0f : 0.0f);
     if (options.weights) weight.push_back(static_cast<float>(0.5 + rng.Unit()));
@@ -68,7 +67,8 @@ MiniBatchRows RandomMiniBatch::Rows(const std::vector<std::byte*>& rows) const {
 
 SparseGradients RandomMiniBatch::Gradients() const {
   SparseGradients result;
-  result.line = line.data();
+  result.lines = gradient.data();
+  result.line_stride = stride();
   result.wide = wide.data();
   result.label = label.data();
   result.weight = weight.empty() ? nullptr : weight.data();
