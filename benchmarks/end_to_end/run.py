@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Whole-system speed, each figure with the command that took it.
 
-  run.py peers     examples/s against PyTorch and FBGEMM on the CPU, all in memory (scripts/setup-peers first)
+  run.py peers     examples/s from a click log against PyTorch and FBGEMM on the CPU fed with ready tensors, all in
+                   memory (scripts/setup-peers first)
   run.py curve     examples/s against model bytes / memory budget
   run.py overlap   wall time at depth 2 against what the job could take at best
 
@@ -72,6 +73,16 @@ class Trainer:
             shutil.rmtree(run)
         return summary, lines
 
+    def log(self, rows, cardinality):
+        """A click log as text; only the last one asked for is kept."""
+        path = self.folder / f"{rows}-{cardinality}.tsv"
+        if not path.exists():
+            for other in self.folder.glob("*.tsv"):
+                other.unlink()
+            execute([str(TERRACE), "generate", "--rows", str(rows), "--cardinality", str(cardinality), "--zipf", "1.05",
+                     "--output", str(path)])
+        return path
+
     def close(self):
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -93,17 +104,16 @@ def synthetic(rows, cardinality, dim, hidden, minibatch, threads, budget, **more
     return job
 
 
-def interval_rates(lines, skip):
-    """Examples a second of each interval but the first ones, in which rows and pages are new."""
-    rates = [line["performance"]["examples_per_second"] for line in lines if line["kind"] == "interval"]
-    return rates[skip:] if len(rates) > skip + 2 else rates
+def middle(lines):
+    """Performance of the intervals in the middle of a run: before it rows are new and memory fills, after it
+    training only uses up what was brought up ahead."""
+    spans = [line["performance"] for line in lines if line["kind"] == "interval"]
+    return spans[len(spans) * 4 // 10:len(spans) * 9 // 10] or spans
 
 
 def steady_rate(lines):
-    """Examples a second of the middle of a run, as one span: before it rows are new and memory fills, after it
-    training only uses up what was brought up ahead."""
-    spans = [line["performance"] for line in lines if line["kind"] == "interval"]
-    spans = spans[len(spans) * 4 // 10:len(spans) * 9 // 10] or spans
+    """Examples a second of the middle of a run, as one span."""
+    spans = middle(lines)
     seconds = sum(p["interval_seconds"] for p in spans)
     return sum(p["examples_per_second"] * p["interval_seconds"] for p in spans) / seconds
 
@@ -149,17 +159,20 @@ def compare(options, trainer, hidden, minibatch, threads):
             if best is None or found["median"] > best["median"]:
                 best = found
         row[peer] = best
-    rates, whole = [], []
-    rows = max(40 * 65536, int(row["fbgemm"]["median"] * options.seconds * 2) // 65536 * 65536)
+    rates, best, whole = [], 0, []
+    # The peers' tables are filled before they are timed: here the first four tenths do it.
+    rows = max(16, int(row["fbgemm"]["median"] * options.seconds * 4) // options.batch) * options.batch
     for _ in range(options.repeats):
         job = synthetic(rows, options.cardinality, options.dim, [int(h) for h in hidden.split(",")], minibatch, threads,
-                        options.budget)
+                        options.budget, training={"batch": options.batch})
+        job["data"] = {"format": "criteo", "train": [str(trainer.log(rows, options.cardinality))]}
         summary, lines = trainer.train(job, threads)
         if summary["cache"]["evictions"]:
             raise SystemExit("rows were evicted: this comparison is in memory, raise --budget")
-        rates += interval_rates(lines, skip=4)
+        rates.append(steady_rate(lines))
+        best = max(best, *(span["examples_per_second"] for span in middle(lines)))
         whole.append(summary["examples_per_second"])
-    row["terrace"] = {"median": statistics.median(rates), "best": max(rates), "whole_run": statistics.median(whole)}
+    row["terrace"] = {"median": statistics.median(rates), "best": best, "whole_run": statistics.median(whole)}
     row["ratio"] = row["terrace"]["median"] / max(row["torch"]["median"], row["fbgemm"]["median"])
     seconds = {name: minibatch / row[name]["median"] for name in ("fbgemm", "dense", "terrace")}
     row["beyond_dense_share"] = (seconds["terrace"] - seconds["dense"]) / (seconds["fbgemm"] - seconds["dense"])
@@ -282,7 +295,7 @@ def main():
         else:
             command.add_argument("--rows", type=int, default=4_000_000)
             command.add_argument("--cardinality", type=int, default=10_000_000)
-            command.add_argument("--batch", type=int, default=131072)
+        command.add_argument("--batch", type=int, default=262144 if name == "peers" else 131072)
         if name == "curve":
             command.add_argument("--dims", type=int, nargs="+", default=[32, 64])
             command.add_argument("--ratios", type=float, nargs="+", default=[0.5, 1, 2, 4, 8])

@@ -139,6 +139,7 @@ class Dnn:
         self.dim, self.wide = dim, job["network"].get("wide", False)
         self.sparse = Sparse(job["table"]["optimizer"])
         self.parameters = parameters
+        self.nearest_kink = math.inf  # Smallest magnitude that a ReLU has met.
         self.dense = Dense(job["network"]["optimizer"], parameters)
         self.rows = rows
         self.states = {key: self.sparse.new_state(dim) for key in rows}
@@ -153,6 +154,8 @@ class Dnn:
         for i in range(layers):
             z = activations[-1] @ self.parameters[2 * i] + self.parameters[2 * i + 1]
             activations.append(numpy.maximum(z, 0) if i + 1 < layers else z)
+            if i + 1 < layers:
+                self.nearest_kink = min(self.nearest_kink, float(numpy.abs(z).min()))
         logit = activations[-1][:, 0]
         if self.wide:
             logit = logit + numpy.array([sum(self.wide_rows[k][0] for k in line) for line in keys])

@@ -18,7 +18,7 @@ SPARSE = {
 }
 DENSE = {
     "sgd": {"type": "sgd", "learning_rate": 0.05},
-    "adagrad": {"type": "adagrad", "learning_rate": 0.01},
+    "adagrad": {"type": "adagrad", "learning_rate": 0.02},
     "adam": {"type": "adam", "learning_rate": 0.001},
 }
 
@@ -79,7 +79,10 @@ def compare(terrace, workspace, parsed, job):
         first = first or expected
         error = abs(loss - expected) / expected
         largest[step >= 20] = max(largest[step >= 20], error)
-        assert error <= (1e-5 if step < 20 else 1e-3), f"step {step}: {loss}, expected {expected}"
+        # Where a unit's input is zero but for rounding, float32 decides by chance whether it is on, and AdaGrad's
+        # first steps make that large: the logs and rates here are such that it does not happen.
+        assert error <= (1e-5 if step < 20 else 1e-3), \
+            f"step {step}: {loss}, expected {expected}; the ReLU nearest to its kink was at {model.nearest_kink:.1e}"
     print(f"largest error: {largest[0]:.1e} in 20 steps, {largest[1]:.1e} in {STEPS}")
     assert sum(losses[-20:]) / 20 < first, "nothing was learnt: the comparison proves little"
 
