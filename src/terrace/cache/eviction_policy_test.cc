@@ -46,8 +46,7 @@ class S3FifoModel final : public ModelPolicy {
   }
   void Visit(EntryId id) override { rows_.at(id).visits = std::min(3, rows_.at(id).visits + 1); }
   void Admit(EntryId id, Key key) override {
-    rows_[id] = {.key = key, .visits = 0, .main = ghosts_.Take(MixKey(key)), .held = false};
-    (rows_[id].main ? main_ : small_).push_back(id);
+    rows_[id] = {.key = key, .visits = 0, .main = ghosts_.Take(MixKey(key)), .held = true};
   }
   void LastPinGone(EntryId id) override {
     Row& row = rows_.at(id);

@@ -1,11 +1,9 @@
 #include "terrace/cache/ghost_keys.h"
 
 #include <algorithm>
+#include <bit>
 #include <new>
 #include <string>
-#include <utility>
-
-#include "terrace/base/check.h"
 
 namespace terrace {
 
@@ -39,33 +37,29 @@ void GhostKeys::Add(std::uint64_t hash) {
     added_ = 0;
     ++time_;
   }
+  // An empty place, or that of the oldest; without branches, for vector instructions.
   Line& line = *LineOf(hash);
-  const std::uint32_t mark = MarkOf(hash);
-  std::uint32_t* oldest = &line.ghosts[0];
-  std::uint32_t oldest_age = 0;
-  for (std::uint32_t& ghost : line.ghosts) {
-    if (ghost == 0) {
-      oldest = &ghost;
-      break;
-    }
-    const std::uint32_t age = Age(ghost);
-    if (age < oldest_age) continue;
-    oldest = &ghost;
-    oldest_age = age;
+  std::uint32_t best = 0;
+  for (std::uint32_t way = 0; way < kWays; ++way) {
+    const std::uint32_t ghost = line.ghosts[way];
+    const std::uint32_t age = ghost == 0 ? kTimeMask + 1 : Age(ghost);
+    best = std::max(best, age * kWays + way);
   }
-  *oldest = mark | (time_ & kTimeMask);
+  line.ghosts[best % kWays] = MarkOf(hash) | (time_ & kTimeMask);
 }
 
 bool GhostKeys::Take(std::uint64_t hash) {
   Line& line = *LineOf(hash);
   const std::uint32_t mark = MarkOf(hash);
-  for (std::uint32_t& ghost : line.ghosts) {
-    if ((ghost & ~kTimeMask) != mark) continue;
-    const bool recent = Age(ghost) < times_in_window_;
-    ghost = 0;
-    return recent;
+  std::uint32_t matches = 0;
+  for (std::uint32_t way = 0; way < kWays; ++way) {
+    matches |= static_cast<std::uint32_t>((line.ghosts[way] & ~kTimeMask) == mark) << way;
   }
-  return false;
+  if (matches == 0) return false;
+  std::uint32_t& ghost = line.ghosts[static_cast<std::size_t>(std::countr_zero(matches))];
+  const bool recent = Age(ghost) < times_in_window_;
+  ghost = 0;
+  return recent;
 }
 
 }  // namespace terrace

@@ -51,7 +51,9 @@ class S3FifoPolicy final : public EvictionPolicy {
       Entry& entry = arena_->entry(id);
       const bool of_main = any_ghosts_ && ghosts_.Take(MixKey(entry.key));
       entry.frequency = of_main ? kOfMain : 0;
-      Push(id);
+      // It can't leave before its pins go: in a queue it would only be passed over.
+      entry.place = kHeld;
+      held_small_ += of_main ? 0 : 1;
     }
   }
 
@@ -122,7 +124,7 @@ class S3FifoPolicy final : public EvictionPolicy {
   // In the queues, pinned ones too.
   std::uint64_t small_rows_ = 0;
   std::uint64_t main_rows_ = 0;
-  std::uint64_t held_small_ = 0;  // Of the small queue, but taken out while they are pinned.
+  std::uint64_t held_small_ = 0;  // Of the small queue, but not in it while they are pinned.
 };
 
 }  // namespace
