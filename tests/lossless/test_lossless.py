@@ -81,7 +81,8 @@ def train(run, interrupt, rng):
     if outcome.code == 130:
         assert interrupt and run.checkpoints(), "an interrupted run leaves a checkpoint"
         assert outcome.seconds < 60
-        outcome = run.train("--resume")
+        # Another eviction policy may go on.
+        outcome = run.train("--resume", "--set", f"cache.policy={rng.choice(AXES['cache.policy'])}")
     # A run that was faster than the signal is done.
     resume_as_advised(run, outcome)
 
