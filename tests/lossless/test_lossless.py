@@ -1,5 +1,5 @@
 """The tiers are invisible to the mathematics: digest and metrics are the same whatever the memory
-budget, depth, batch size, shards, I/O, compaction, compression, checkpoints, interruption."""
+budget, depth, batch size, shards, I/O, eviction, compaction, compression, checkpoints, interruption."""
 import math
 import random
 import re
@@ -22,6 +22,7 @@ AXES = {
     "ssd.merge_gap": ("auto", "0", "1MiB"),
     "ssd.stale_share": (0.5, 0.1),
     "ssd.file_size": ("1MiB", "32MiB"),
+    "cache.policy": ("s3_fifo", "lru_lfu", "pass_lfu"),
     "checkpoint.every_batches": (0, 1, 5),
     "suffix": (".tsv", ".tsv.zst", ".tsv.gz"),
     "interrupt": (False, True),
@@ -80,7 +81,8 @@ def train(run, interrupt, rng):
     if outcome.code == 130:
         assert interrupt and run.checkpoints(), "an interrupted run leaves a checkpoint"
         assert outcome.seconds < 60
-        outcome = run.train("--resume")
+        # Another eviction policy may go on.
+        outcome = run.train("--resume", "--set", f"cache.policy={rng.choice(AXES['cache.policy'])}")
     # A run that was faster than the signal is done.
     resume_as_advised(run, outcome)
 

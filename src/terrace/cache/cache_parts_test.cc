@@ -76,7 +76,7 @@ TEST(EntryQueues, AgreeWithDequesThroughSweepsAndResizes) {
     RowArena arena(16, 64 << 10);
     AddChunk(&arena);
     const std::uint64_t rows = arena.rows_per_chunk();
-    EntryQueues queues(&arena, kQueues);
+    EntryQueues queues(&arena, kQueues, seed % 2 == 0 ? 1 : 8);
     std::vector<std::deque<EntryId>> model(kQueues);
     std::vector<EntryId> outside;  // In no queue.
     for (std::uint64_t i = 0; i < rows; ++i) outside.push_back(arena.Allocate());
@@ -110,7 +110,7 @@ TEST(EntryQueues, AgreeWithDequesThroughSweepsAndResizes) {
         const std::uint64_t reserved = inside + rng.Below(rows - inside + 1);
         // Down to what is needed, and back: entries outside may be pushed again.
         ASSERT_TRUE(queues.Reserve(reserved).ok());
-        ASSERT_EQ(queues.bytes(), EntryQueues::BytesFor(reserved, kQueues));
+        ASSERT_EQ(queues.bytes(), queues.BytesFor(reserved));
         ASSERT_TRUE(queues.Reserve(rows).ok());
       }
     }

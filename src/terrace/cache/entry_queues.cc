@@ -11,23 +11,26 @@ namespace {
 constexpr std::uint32_t kPrefetchAhead = 8;  // References; a cache line of memory takes as long.
 }  // namespace
 
-EntryQueues::EntryQueues(RowArena* arena, int queues) : arena_(arena), queue_count_(queues) {
-  TERRACE_CHECK(queues <= kMaxQueues);
+EntryQueues::EntryQueues(RowArena* arena, int queues, int dead_eighths)
+    : arena_(arena), queue_count_(queues), dead_eighths_(static_cast<std::uint64_t>(dead_eighths)) {
+  TERRACE_CHECK(queues <= kMaxQueues && dead_eighths > 0);
 }
 
-// As many dead references as live ones between two sweeps, and for each queue two blocks that are
-// not full, one of them while a sweep copies.
-std::uint64_t EntryQueues::BlocksFor(std::uint64_t rows, int queues) {
+// Live and dead references between two sweeps, and for each queue two blocks that are not full, one
+// of them while a sweep copies.
+std::uint64_t EntryQueues::BlocksFor(std::uint64_t rows) const {
   constexpr std::uint64_t kReferences = kBlockWords - 1;
-  return (2 * rows + kReferences - 1) / kReferences + 2 * static_cast<std::uint64_t>(queues) + 1;
+  const std::uint64_t references = rows + (rows * dead_eighths_ + 7) / 8;
+  return (references + kReferences - 1) / kReferences +
+         2 * static_cast<std::uint64_t>(queue_count_) + 1;
 }
 
-std::uint64_t EntryQueues::BytesFor(std::uint64_t rows, int queues) {
-  return (BlocksFor(rows, queues) + kSegmentBlocks - 1) / kSegmentBlocks * kSegmentBytes;
+std::uint64_t EntryQueues::BytesFor(std::uint64_t rows) const {
+  return (BlocksFor(rows) + kSegmentBlocks - 1) / kSegmentBlocks * kSegmentBytes;
 }
 
 Status EntryQueues::Reserve(std::uint64_t rows) {
-  const std::uint64_t wanted = BytesFor(rows, queue_count_) / kSegmentBytes;
+  const std::uint64_t wanted = BytesFor(rows) / kSegmentBytes;
   while (segments_.size() < wanted) {
     std::unique_ptr<Segment> segment(new (std::nothrow) Segment);
     if (segment == nullptr) {

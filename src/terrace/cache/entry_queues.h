@@ -19,9 +19,11 @@ class EntryQueues {
  public:
   static constexpr int kMaxQueues = 64;
 
-  EntryQueues(RowArena* arena, int queues);
+  // dead_eighths: dead references for every eight rows between two sweeps, at least 1: more for who
+  // has rows leave from the middle often.
+  EntryQueues(RowArena* arena, int queues, int dead_eighths);
   // Memory for `rows` entries at a time.
-  static std::uint64_t BytesFor(std::uint64_t rows, int queues);
+  std::uint64_t BytesFor(std::uint64_t rows) const;
   // Makes room for `rows` entries; smaller: gives memory back. REQUIRES: no more entries are in the
   // queues. kOutOfMemory: nothing changed.
   Status Reserve(std::uint64_t rows);
@@ -54,7 +56,7 @@ class EntryQueues {
     std::array<std::uint32_t, kBlockWords> words;
   };
 
-  static std::uint64_t BlocksFor(std::uint64_t rows, int queues);
+  std::uint64_t BlocksFor(std::uint64_t rows) const;
   std::uint32_t* block(std::uint32_t number) {
     return &(*segments_[number / kSegmentBlocks])[number % kSegmentBlocks * kBlockWords];
   }
@@ -67,6 +69,7 @@ class EntryQueues {
 
   RowArena* const arena_;
   const int queue_count_;
+  const std::uint64_t dead_eighths_;
   std::array<Queue, kMaxQueues> queues_;
   std::vector<std::unique_ptr<Segment>> segments_;
   std::uint32_t free_block_ = kNoBlock;            // List through the first words.

@@ -1,5 +1,7 @@
-// EvictionPolicy: which rows leave memory. It sees rows in batches and keeps its order in the
-// entries' place, position and frequency. Threads: guarded by its owner, the cache.
+// EvictionPolicy: which rows leave memory. It sees rows in groups, so that a virtual call is paid
+// for many of them, and keeps its order in the entries' place, position and frequency, beside the
+// pins in the same sixteen bytes. A pinned row may stay in a queue; a row whose place is kHeld is
+// in none. Threads: guarded by its owner, the cache.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +10,7 @@
 #include <span>
 
 #include "terrace/base/status.h"
+#include "terrace/cache/eviction_options.h"
 #include "terrace/cache/row_arena.h"
 
 namespace terrace {
@@ -24,24 +27,36 @@ class EvictionPolicy {
   // How many rows the cache may hold: what shares of it are computed from.
   virtual void SetLimit(std::uint64_t rows) = 0;
 
-  // Rows that a Pin found in memory, pinned by others or not; they become kHeld.
+  // Rows that a Pin found in memory and is about to pin, pinned by others or not.
   virtual void Visit(std::span<const EntryId> entries) = 0;
-  // Rows that a Pin brought to memory; they become kHeld.
+  // Rows that a Pin brought to memory and is about to pin; their place is kTaken, and any other
+  // afterwards.
   virtual void Admit(std::span<const EntryId> entries) = 0;
-  // kHeld rows whose last pin has gone.
+  // Rows whose place is kHeld and whose last pin has gone.
   virtual void Release(std::span<const EntryId> entries) = 0;
-  // A row leaves otherwise than as a victim; its place is not changed.
+  // A row without pins leaves otherwise than as a victim; its place is not changed.
   virtual void Forget(EntryId entry) = 0;
-  // Up to `count` rows to evict, the best first; they are kHeld and forgotten. Returns how many;
-  // fewer only when every other row is held.
+  // Up to `count` rows without pins to evict, the best first; they are kHeld and forgotten. Returns
+  // how many; fewer only when every other row is pinned.
   virtual std::size_t TakeVictims(std::size_t count, EntryId* victims) = 0;
   // Drops whatever refers to rows that are not cached any more.
   virtual void Sweep() = 0;
 };
 
-// HPS appendix D: every visit enters an LRU of `lru_share` of the rows, pinned rows included; what
-// leaves it enters an LFU, of which the least frequent, oldest row is the victim. Visits count up
-// to 255, exactly up to 15 and in steps of 8 beyond. Borrows the arena.
-std::unique_ptr<EvictionPolicy> MakeLruLfuPolicy(RowArena* arena, double lru_share);
+// kInvalidArgument: an option out of its limits. Borrows the arena.
+Result<std::unique_ptr<EvictionPolicy>> MakeEvictionPolicy(const EvictionOptions& options,
+                                                           RowArena* arena);
+
+// LRU in front of LFU: every visit enters an LRU of `lru_share` of the rows, pinned rows included;
+// what leaves it enters the LFU, of which the least frequent, oldest row is the victim. Without an
+// LRU (kPassLfu) a row enters the LFU when its last pin goes. Visits count up to 255, exactly up to
+// 15 and in steps of 8 beyond, and are halved row by row, a few with each victim.
+std::unique_ptr<EvictionPolicy> MakeLruLfuPolicy(const EvictionOptions& options, RowArena* arena);
+
+// S3-FIFO: rows enter a small queue of a tenth of the cache, or the main one when their key left
+// not long ago. The oldest row of the small queue goes to the main one if it was visited since,
+// else it is the victim; that of the main queue goes to its end once for each visit, up to three. A
+// visit moves nothing: it counts in the entry.
+std::unique_ptr<EvictionPolicy> MakeS3FifoPolicy(RowArena* arena);
 
 }  // namespace terrace

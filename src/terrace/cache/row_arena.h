@@ -26,7 +26,7 @@ inline constexpr EntryId kNoEntry = ~EntryId{0};
 // kFirstQueue on.
 inline constexpr std::uint8_t kFree = 0;   // Zero, as fresh memory is.
 inline constexpr std::uint8_t kTaken = 1;  // By a Pin that has not published it yet.
-inline constexpr std::uint8_t kHeld = 2;   // Pinned, or chosen as a victim: in no queue.
+inline constexpr std::uint8_t kHeld = 2;   // Pinned, or chosen as a victim, and in no queue.
 inline constexpr std::uint8_t kFirstQueue = 3;
 
 inline constexpr std::uint8_t kDirtyFlag = 1;    // Trained since it was last written.
@@ -42,7 +42,7 @@ struct Entry {
   std::uint32_t position;  // Of the policy's reference to it, or the next free slot.
   std::uint8_t pins;
   std::uint8_t place;
-  std::uint8_t frequency;  // Visits, saturating.
+  std::uint8_t frequency;  // The policy's.
   std::uint8_t flags;
 };
 static_assert(sizeof(Entry) == 16 && alignof(Entry) == 8);

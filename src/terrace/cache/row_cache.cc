@@ -123,9 +123,6 @@ Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& opti
   if (stores.empty() || stores.size() > 0xffff || !options.create_row || options.flush_bytes == 0) {
     return InvalidArgumentError("a cache needs stores, create_row and flush_bytes");
   }
-  if (!(options.lru_share >= 0 && options.lru_share <= 1)) {
-    return InvalidArgumentError("lru_share must lie between 0 and 1");
-  }
   const std::uint64_t chunk_bytes = ChunkBytes(options);
   const WriteBackOptions buffers = BufferOptions(options, stores.size());
   const std::uint32_t rows = RowArena::RowsPerChunk(options.row_bytes, chunk_bytes);
@@ -142,6 +139,10 @@ Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& opti
                            WriteBack::Create(buffers, stores));
   std::unique_ptr<RowCacheImpl> cache(
       new RowCacheImpl(options, clock, std::move(stores), chunk_bytes, std::move(write_back)));
+  {
+    MutexLock lock(&cache->mu_);
+    TERRACE_ASSIGN_OR_RETURN(cache->policy_, MakeEvictionPolicy(options.eviction, &cache->arena_));
+  }
   TERRACE_RETURN_IF_ERROR(cache->SetCapacity(options.capacity_bytes));
   if (options.background) {
     RowCacheImpl* self = cache.get();
@@ -164,8 +165,7 @@ RowCacheImpl::RowCacheImpl(const RowCacheOptions& options, Clock* clock, std::ve
       victims_at_once_(std::min(kVictims, write_back->buffer_rows())),
       write_back_(std::move(write_back)),
       arena_(options.row_bytes, chunk_bytes),
-      supply_(chunk_bytes, options.background),
-      policy_(MakeLruLfuPolicy(&arena_, options.lru_share)) {}
+      supply_(chunk_bytes, options.background) {}
 
 RowCacheImpl::~RowCacheImpl() {
   {
@@ -506,7 +506,7 @@ void RowCacheImpl::UnpinEntries(std::span<const EntryId> entries) {
       arena_.Free(entries[i]);
       continue;
     }
-    released[count++] = entries[i];
+    if (entry.place == kHeld) released[count++] = entries[i];
     if (count == released.size()) policy_->Release({released.data(), std::exchange(count, 0)});
   }
   policy_->Release({released.data(), count});

@@ -1,10 +1,10 @@
 // RowCache: the memory tier of one table (MEM-PS; HPS 5 and appendix D). Holds rows in huge-page
 // arenas, brings missing ones from the stores of the table's shards, creates those that exist
-// nowhere, keeps the working sets pinned, evicts by LRU in front of LFU, and writes dirty rows back
-// in batches. Threads: internally synchronised. Pins come from one thread at a time (stage 2),
-// their rows are waited for by any (stage 3); MarkDirty, release and FlushDirty from stage 4 and
-// the checkpoint; Peek from the validation. Borrows stores and schema callback, which must outlive
-// it. Rows never move while pinned.
+// nowhere, keeps the working sets pinned, evicts by the policy that was asked for, and writes dirty
+// rows back in batches. Threads: internally synchronised. Pins come from one thread at a time
+// (stage 2), their rows are waited for by any (stage 3); MarkDirty, release and FlushDirty from
+// stage 4 and the checkpoint; Peek from the validation. Borrows stores and schema callback, which
+// must outlive it. Rows never move while pinned.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +17,7 @@
 #include "terrace/base/clock.h"
 #include "terrace/base/ids.h"
 #include "terrace/base/status.h"
+#include "terrace/cache/eviction_options.h"
 #include "terrace/store/store.h"
 
 namespace terrace {
@@ -24,8 +25,8 @@ namespace terrace {
 struct RowCacheOptions {
   std::uint32_t row_bytes = 0;
   std::uint64_t capacity_bytes =
-      0;                   // For rows, their metadata, hash map and the write buffer, all together.
-  double lru_share = 0.5;  // Of the rows; what leaves the LRU enters the LFU.
+      0;  // For rows, their metadata, hash map and the write buffer, all together.
+  EvictionOptions eviction;
   std::uint64_t flush_bytes = std::uint64_t{16}
                               << 20;  // Dirty rows that leave together; larger: better writes.
   // Threads of the cache's own read what a Pin lacks, from all shards at the same time, and write

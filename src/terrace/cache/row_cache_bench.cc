@@ -1,8 +1,9 @@
 // row_cache_bench: what pinning costs. In one run and on one thread: a raw prefetched gather of the
 // rows (the ceiling: memory's own rate), std::unordered_map look-up and copy (what one would write
-// in five lines, without a policy), and Pin + release with every key in memory, the same with a
-// copy of the rows, and with a share of misses that evicts dirty rows to a store in memory.
-// Axes: rows, row bytes, keys a batch. --tiny checks the results on a small cache.
+// in five lines, without a policy), and, for each eviction policy, Pin + release with every key in
+// memory, the same with a copy of the rows, and with a share of misses that evicts dirty rows to a
+// store in memory. Axes: policy, rows, row bytes, keys a batch. --tiny checks the results on a
+// small cache.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -13,6 +14,7 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "terrace/base/clock.h"
@@ -140,7 +142,7 @@ class Bench {
       : settings_(settings), rng_(settings.seed), store_(~std::uint64_t{0}, settings.row_bytes) {}
 
   void Run() {
-    Prepare();
+    MakeCopyBuffer();
     const Rates raw = Raw();
     const Rates map = UnorderedMap();
     std::printf("%llu rows of %u bytes, batches of %zu random keys, one thread, seed %llu\n",
@@ -148,19 +150,28 @@ class Bench {
                 settings_.batch, static_cast<unsigned long long>(settings_.seed));
     Print("raw prefetched gather", settings_, raw, raw, map);
     Print("std::unordered_map find + copy", settings_, map, raw, map);
-    Print("Pin, all hits", settings_, Hits(true, false, false), raw, map);
-    Print("release", settings_, Hits(false, false, true), raw, map);
-    Print("Pin + copy", settings_, Hits(true, true, false), raw, map);
-    Print("Pin + copy + release", settings_, Hits(true, true, true), raw, map);
-    for (const int percent : {10, 50}) {
-      const std::string name = "Pin + dirty + release, " + std::to_string(percent) + " % misses";
-      Print(name.c_str(), settings_, Misses(percent), raw, map);
+    const std::pair<const char*, EvictionType> policies[] = {{"s3_fifo", EvictionType::kS3Fifo},
+                                                             {"lru_lfu", EvictionType::kLruLfu},
+                                                             {"pass_lfu", EvictionType::kPassLfu}};
+    for (const auto& [name, type] : policies) {
+      Prepare(type);
+      std::printf("%s\n", name);
+      Print("Pin, all hits", settings_, Hits(true, false, false), raw, map);
+      Print("release", settings_, Hits(false, false, true), raw, map);
+      Print("Pin + copy", settings_, Hits(true, true, false), raw, map);
+      Print("Pin + copy + release", settings_, Hits(true, true, true), raw, map);
+      for (const int percent : {10, 50}) {
+        const std::string line = "Pin + dirty + release, " + std::to_string(percent) + " % misses";
+        Print(line.c_str(), settings_, Misses(percent), raw, map);
+      }
     }
   }
 
  private:
-  void Prepare() {
+  void Prepare(EvictionType policy) {
+    cache_.reset();
     RowCacheOptions options;
+    options.eviction.type = policy;
     options.row_bytes = settings_.row_bytes;
     // Rows, metadata and an eighth for write buffers; the fill leaves a little of it free.
     options.capacity_bytes = settings_.rows * (settings_.row_bytes + 40) * 9 / 8 + (8 << 20);
@@ -179,6 +190,9 @@ class Bench {
       }
       Require(cache_->Pin(keys).ok(), "Pin of the fill");
     }
+  }
+
+  void MakeCopyBuffer() {
     auto buffer = HugeBuffer::Allocate(settings_.batch * settings_.row_bytes);
     Require(buffer.ok(), "memory");
     copy_ = std::move(buffer).value();

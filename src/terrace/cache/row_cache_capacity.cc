@@ -87,7 +87,7 @@ Result<bool> RowCacheImpl::EmptyChunk(std::uint32_t chunk) {
          slot < arena_.touched(chunk)) {
     const EntryId id = arena_.id(chunk, slot);
     // Rows that are held keep the chunk; the others go ahead of them.
-    if (arena_.entry(id).place < kFirstQueue) {
+    if (arena_.entry(id).place < kHeld || arena_.entry(id).pins > 0) {
       ++slot;
       continue;
     }

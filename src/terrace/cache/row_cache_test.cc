@@ -12,11 +12,11 @@
 namespace terrace::cache_testing {
 namespace {
 
-std::uint64_t LeastCapacity(bool background, int shards) {
+std::uint64_t LeastCapacity(EvictionType eviction, bool background, int shards) {
   std::uint64_t low = 0, high = 1 << 20;
   while (high - low > 1) {
     const std::uint64_t middle = (low + high) / 2;
-    (Fixture(middle, background, shards).Open().ok() ? high : low) = middle;
+    (Fixture(eviction, middle, background, shards).Open().ok() ? high : low) = middle;
   }
   return high;
 }
@@ -25,10 +25,11 @@ std::uint64_t LeastCapacity(bool background, int shards) {
 // fatal failures.
 class Model {
  public:
-  Model(std::uint64_t seed, std::uint64_t capacity, bool background, int shards)
+  Model(std::uint64_t seed, EvictionType eviction, std::uint64_t capacity, bool background,
+        int shards)
       : capacity_(capacity),
         rng_(seed),
-        fixture_(capacity, background, shards),
+        fixture_(eviction, capacity, background, shards),
         limit_(capacity),
         allowed_(capacity) {}
 
@@ -177,16 +178,22 @@ class Model {
   bool over_limit_ = false;        // The next Pin waits until nothing is pinned.
 };
 
-TEST(RowCacheModel, AgreesWithAMapAtEveryCapacity) {
+class RowCacheModel : public testing::TestWithParam<EvictionType> {};
+INSTANTIATE_TEST_SUITE_P(Policies, RowCacheModel,
+                         testing::Values(EvictionType::kS3Fifo, EvictionType::kLruLfu,
+                                         EvictionType::kPassLfu));
+
+TEST_P(RowCacheModel, AgreesWithAMapAtEveryCapacity) {
   const std::uint64_t seed = 20240611;
   for (const bool background : {false, true}) {
     for (const int shards : {1, 3}) {
-      const std::uint64_t least = LeastCapacity(background, shards);
+      const std::uint64_t least = LeastCapacity(GetParam(), background, shards);
       for (const std::uint64_t capacity :
            {least, least + 5000, 2 * least, 4 * least, std::uint64_t{8} << 20}) {
         SCOPED_TRACE(testing::Message() << "seed " << seed + capacity << " capacity " << capacity
                                         << " background " << background << " shards " << shards);
-        ASSERT_NO_FATAL_FAILURE(Model(seed + capacity, capacity, background, shards).Run(1500));
+        ASSERT_NO_FATAL_FAILURE(
+            Model(seed + capacity, GetParam(), capacity, background, shards).Run(1500));
       }
     }
   }

@@ -86,7 +86,7 @@ Status LoadedRun::OpenRows(FileSystem* fs) {
     RowCacheOptions cache;
     cache.row_bytes = plan_->tables[t].schema.row_bytes();
     cache.capacity_bytes = cache_bytes[t];
-    cache.lru_share = job_.cache.lru_share;
+    cache.eviction = job_.cache.eviction;
     cache.background = false;
     // A key that training has never seen reads as zeros.
     cache.create_row = [row_bytes = cache.row_bytes](Key /*key*/, std::byte* row) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "terrace/base/status.h"
+#include "terrace/cache/eviction_options.h"
 #include "terrace/data/batch.h"
 #include "terrace/data/example_source.h"
 #include "terrace/io/file_system.h"
@@ -91,7 +92,8 @@ struct Job {
     std::optional<std::uint64_t> merge_gap_bytes;  // None: as the disk was measured.
   } ssd;
   struct Cache {
-    double lru_share = 0.5;
+    bool policy_given = false;
+    EvictionOptions eviction;
   } cache;
   struct Pipeline {
     int depth = 2;

@@ -468,10 +468,47 @@ void AddQueue(Builder* b, const std::string& stage) {
   };
 }
 
+void AddCache(Builder* b) {
+  const auto has_lru = [](const Job& job, const std::string&) {
+    return job.cache.eviction.type == EvictionType::kLruLfu;
+  };
+  const auto has_lfu = [](const Job& job, const std::string&) {
+    return job.cache.eviction.type != EvictionType::kS3Fifo;
+  };
+  // A setting of an LFU alone asks for one.
+  const auto asks_for_lfu = [](JobKey& key) -> JobKey& {
+    key.set = [set = key.set](const JobNode& node, Job* job, const std::string& name) {
+      if (!job->cache.policy_given) job->cache.eviction.type = EvictionType::kLruLfu;
+      return set(node, job, name);
+    };
+    return key;
+  };
+  AndThen(
+      b->Choice(
+          "cache.policy",
+          [](Job & job, const std::string&) -> auto& { return job.cache.eviction.type; },
+          std::vector<std::pair<std::string, EvictionType>>{{"s3_fifo", EvictionType::kS3Fifo},
+                                                            {"lru_lfu", EvictionType::kLruLfu},
+                                                            {"pass_lfu", EvictionType::kPassLfu}},
+          "Which rows leave memory first; docs/decisions/eviction.md."),
+      [](Job& job, const std::string&) { job.cache.policy_given = true; });
+  OnlyFor(asks_for_lfu(b->Number(
+              "cache.lru_share",
+              [](Job & job, const std::string&) -> auto& { return job.cache.eviction.lru_share; },
+              {0, 1},
+              "Share of the memory's rows that the LRU holds; the LFU holds the others. Without a "
+              "cache.policy it asks for lru_lfu.")),
+          "policy lru_lfu", has_lru);
+  OnlyFor(asks_for_lfu(b->Number(
+              "cache.half_life",
+              [](Job & job, const std::string&) -> auto& { return job.cache.eviction.half_life; },
+              {0, 1e6},
+              "Visits for each row in memory after which the LFU's frequencies have halved: fewer "
+              "follow a change sooner; 0: never. Without a cache.policy it asks for lru_lfu.")),
+          "policy lru_lfu, pass_lfu", has_lfu);
+}
+
 void AddRest(Builder* b) {
-  b->Number(
-      "cache.lru_share", [](Job & job, const std::string&) -> auto& { return job.cache.lru_share; },
-      {0, 1}, "Share of the memory's rows that the LRU holds; the LFU holds the others.");
   b->Whole(
       "pipeline.depth", [](Job & job, const std::string&) -> auto& { return job.pipeline.depth; },
       0, 64, "Batches that are brought up ahead of training; 0: the stages run one after another.");
@@ -513,6 +550,7 @@ const std::vector<JobKey>& JobKeys() {
     AddNetwork(&b);
     AddTraining(&b);
     AddSsd(&b);
+    AddCache(&b);
     AddRest(&b);
     return b.Take();
   }();

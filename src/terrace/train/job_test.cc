@@ -107,6 +107,32 @@ TEST(ParseJob, TheGapOfReadsIsMeasuredUnlessGiven) {
   }
 }
 
+TEST(ParseJob, EvictionPolicyAndItsSettings) {
+  Result<Job> job = Parse(kSmall);
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  EXPECT_EQ(job->cache.eviction.type, EvictionType::kS3Fifo);
+  const std::pair<const char*, EvictionType> cases[] = {
+      {"policy: s3_fifo", EvictionType::kS3Fifo},
+      {"policy: lru_lfu, lru_share: 0.25, half_life: 3", EvictionType::kLruLfu},
+      {"policy: pass_lfu, half_life: 0", EvictionType::kPassLfu},
+      // Settings of an LFU alone ask for one, as in jobs that are older than the choice.
+      {"lru_share: 0.25", EvictionType::kLruLfu},
+      {"half_life: 3", EvictionType::kLruLfu}};
+  for (const auto& [text, type] : cases) {
+    job = Parse(kSmall + fmt::format("cache: {{{}}}\n", text));
+    ASSERT_TRUE(job.ok()) << job.status().ToString();
+    EXPECT_EQ(job->cache.eviction.type, type) << text;
+    Result<Job> again = Parse(JobToYaml(*job));
+    ASSERT_TRUE(again.ok()) << again.status().ToString();
+    EXPECT_EQ(again->cache.eviction.type, type) << text;
+    EXPECT_EQ(again->cache.eviction.lru_share, job->cache.eviction.lru_share) << text;
+    EXPECT_EQ(again->cache.eviction.half_life, job->cache.eviction.half_life) << text;
+  }
+  EXPECT_EQ(Parse(std::string(kSmall) + "cache: {lru_share: 0.25}\n")->cache.eviction.lru_share,
+            0.25);
+  EXPECT_EQ(Parse(std::string(kSmall) + "cache: {half_life: 3}\n")->cache.eviction.half_life, 3);
+}
+
 TEST(ParseJob, SyntheticValidationFollowsTraining) {
   Result<Job> job = Parse(
       "output: r\nseed: 3\n"
@@ -142,6 +168,18 @@ INSTANTIATE_TEST_SUITE_P(
                "j.yaml:3: unknown key 'xyzzy' in memory; legal here: budget"},
         BadJob{"tables: {ads: {dmi: 4}}\n",
                "j.yaml:3: unknown key 'dmi' in tables.ads; did you mean 'dim'?"},
+        BadJob{"cache: {policy: lfu}\n",
+               "j.yaml:3: cache.policy is 'lfu'; legal: s3_fifo | lru_lfu | pass_lfu"},
+        BadJob{"cache: {policy: s3_fifo, lru_share: 0.5}\n",
+               "j.yaml:3: cache.lru_share has no meaning here: it is for policy lru_lfu"},
+        BadJob{"cache: {policy: pass_lfu, lru_share: 0.5}\n",
+               "j.yaml:3: cache.lru_share has no meaning here: it is for policy lru_lfu"},
+        BadJob{"cache: {policy: s3_fifo, half_life: 5}\n",
+               "j.yaml:3: cache.half_life has no meaning here: it is for policy lru_lfu, "
+               "pass_lfu"},
+        BadJob{"cache: {policy: lru_lfu, lru_share: 1.5}\n",
+               "j.yaml:3: cache.lru_share is 1.5; legal: 0 to 1"},
+        BadJob{"cache: {half_life: -1}\n", "j.yaml:3: cache.half_life is -1; legal: 0 to 1000000"},
         BadJob{"training: {batch: many}\n",
                "j.yaml:3: training.batch: expected a whole number, got 'many'"},
         BadJob{"training: {batch: -512}\n",
@@ -479,6 +517,7 @@ TEST(IdentifyingSettings, DifferWhereTheBitsWould) {
   for (const char* same :
        {"device: auto\n", "memory: {budget: 1GiB}\n", "training: {batch: 1024}\n",
         "slots: {C1: {dim: 8}}\n", "pipeline: {depth: 0}\n", "checkpoint: {keep: 5}\n",
+        "cache: {policy: pass_lfu}\n", "cache: {policy: lru_lfu, lru_share: 0.1}\n",
         "ssd: {quota: 1GiB, io_threads: 4, read: whole_file, merge_gap: 1KiB}\n",
         "validation: {every_examples: 100}\n"}) {
     EXPECT_EQ(settings(same), base) << same;

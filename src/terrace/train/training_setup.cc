@@ -193,7 +193,7 @@ Status TrainingRun::MakeCaches() {
     RowCacheOptions options;
     options.row_bytes = schema->row_bytes();
     options.capacity_bytes = bytes[t];
-    options.lru_share = job_.cache.lru_share;
+    options.eviction = job_.cache.eviction;
     options.flush_bytes =
         std::clamp<std::uint64_t>(options.capacity_bytes / 16, kMiB / 4, 16 * kMiB);
     options.background = job_.pipeline.depth > 0;

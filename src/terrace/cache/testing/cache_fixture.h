@@ -54,10 +54,13 @@ inline void TrainAll(PinnedRows* pinned) {
 }
 
 struct Fixture {
-  Fixture(std::uint64_t capacity_bytes, bool background, int shards = 1) {
+  Fixture(std::uint64_t capacity_bytes, bool background, int shards = 1)
+      : Fixture(EvictionOptions().type, capacity_bytes, background, shards) {}
+  Fixture(EvictionType eviction, std::uint64_t capacity_bytes, bool background, int shards = 1) {
     for (int i = 0; i < shards; ++i) stores.push_back(std::make_unique<FakeStore>(kRowBytes));
     options.row_bytes = kRowBytes;
     options.capacity_bytes = capacity_bytes;
+    options.eviction.type = eviction;
     options.background = background;
     options.chunk_bytes = 4096;
     options.create_row = FillRow;

@@ -1,0 +1,437 @@
+// The eviction policies against plain models of them in containers of the standard library, through
+// random pins, releases, departures and limits. GhostKeys.
+#include "terrace/cache/eviction_policy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <list>
+#include <map>
+#include <memory>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "terrace/base/rng.h"
+#include "terrace/cache/ghost_keys.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::uint64_t kChunkBytes = 16 << 10;
+constexpr std::uint32_t kRowBytes = 8;
+
+// What a policy is told, of one row at a time.
+class ModelPolicy {
+ public:
+  virtual ~ModelPolicy() = default;
+  virtual void SetLimit(std::uint64_t rows) = 0;
+  virtual void Visit(EntryId id) = 0;
+  virtual void Admit(EntryId id, Key key) = 0;
+  virtual void LastPinGone(EntryId id) = 0;
+  virtual void Forget(EntryId id) = 0;
+  // pinned: the rows with pins. slots: how many places of the chunk were ever used. used: of them
+  // now.
+  virtual std::vector<EntryId> TakeVictims(std::size_t count, const std::set<EntryId>& pinned,
+                                           std::uint32_t slots, std::uint64_t used) = 0;
+};
+
+class S3FifoModel final : public ModelPolicy {
+ public:
+  explicit S3FifoModel(std::uint64_t rows) { TERRACE_CHECK(ghosts_.Reserve(rows).ok()); }
+  void SetLimit(std::uint64_t rows) override {
+    limit_ = rows;
+    ghosts_.SetWindow(rows - rows / 10);
+  }
+  void Visit(EntryId id) override { rows_.at(id).visits = std::min(3, rows_.at(id).visits + 1); }
+  void Admit(EntryId id, Key key) override {
+    rows_[id] = {.key = key, .visits = 0, .main = ghosts_.Take(MixKey(key)), .held = true};
+  }
+  void LastPinGone(EntryId id) override {
+    Row& row = rows_.at(id);
+    if (!row.held) return;
+    row.held = false;
+    (row.main ? main_ : small_).push_back(id);
+  }
+  void Forget(EntryId id) override {
+    small_.remove(id);
+    main_.remove(id);
+    rows_.erase(id);
+  }
+  std::vector<EntryId> TakeVictims(std::size_t count, const std::set<EntryId>& pinned,
+                                   std::uint32_t /*slots*/, std::uint64_t /*used*/) override {
+    std::vector<EntryId> victims, leave;
+    while (victims.size() < count && small_.size() + main_.size() > 0) {
+      std::uint64_t of_small = 0;
+      for (const auto& [id, row] : rows_) of_small += row.main ? 0 : 1;
+      const bool small = !small_.empty() && (of_small >= limit_ / 10 || main_.empty());
+      std::list<EntryId>& queue = small ? small_ : main_;
+      const EntryId id = queue.front();
+      queue.pop_front();
+      Row& row = rows_.at(id);
+      const bool visited = row.visits > 0;
+      if (small && visited) row = {.key = row.key, .visits = 0, .main = true, .held = false};
+      if (pinned.contains(id)) {
+        row.held = true;
+      } else if (visited) {
+        if (!small) --row.visits;
+        main_.push_back(id);
+      } else {
+        if (small) leave.push_back(id);
+        victims.push_back(id);
+        keys_[id] = row.key;
+        rows_.erase(id);
+      }
+    }
+    for (const EntryId id : leave) ghosts_.Add(MixKey(keys_[id]));
+    return victims;
+  }
+
+ private:
+  struct Row {
+    Key key;
+    int visits;
+    bool main, held;
+  };
+  std::uint64_t limit_ = 0;
+  std::map<EntryId, Row> rows_;
+  std::map<EntryId, Key> keys_;
+  std::list<EntryId> small_, main_;
+  GhostKeys ghosts_;
+};
+
+class LruLfuModel final : public ModelPolicy {
+ public:
+  explicit LruLfuModel(const EvictionOptions& options) : options_(options) {}
+  void SetLimit(std::uint64_t rows) override {
+    lru_limit_ = static_cast<std::uint64_t>(static_cast<double>(rows) * options_.lru_share);
+  }
+  void Visit(EntryId id) override {
+    ++visits_;
+    frequency_.at(id) = std::min(255, frequency_.at(id) + 1);
+    TakeOut(id);
+    held_.insert(id);
+  }
+  void Admit(EntryId id, Key /*key*/) override {
+    ++visits_;
+    frequency_[id] = 1;
+    held_.insert(id);
+  }
+  void LastPinGone(EntryId id) override {
+    held_.erase(id);
+    if (options_.type == EvictionType::kLruLfu) {
+      lru_.push_back(id);
+    } else {
+      lfu_[ClassOf(frequency_[id])].push_back(id);
+    }
+  }
+  void Forget(EntryId id) override {
+    TakeOut(id);
+    held_.erase(id);
+    frequency_.erase(id);
+  }
+  std::vector<EntryId> TakeVictims(std::size_t count, const std::set<EntryId>& /*pinned*/,
+                                   std::uint32_t slots, std::uint64_t used) override {
+    while (!lru_.empty() && lru_.size() + held_.size() > lru_limit_) {
+      lfu_[ClassOf(frequency_[lru_.front()])].push_back(lru_.front());
+      lru_.pop_front();
+    }
+    Age(count, slots, used);
+    std::vector<EntryId> victims;
+    while (victims.size() < count) {
+      std::erase_if(lfu_, [](const auto& entry) { return entry.second.empty(); });
+      std::list<EntryId>& from = lfu_.empty() ? lru_ : lfu_.begin()->second;
+      if (from.empty()) break;
+      victims.push_back(from.front());
+      from.pop_front();
+      frequency_.erase(victims.back());
+    }
+    return victims;
+  }
+
+ private:
+  // Exact up to 15, then eight to a class.
+  static int ClassOf(int frequency) { return frequency < 16 ? frequency : 14 + frequency / 8; }
+  void TakeOut(EntryId id) {
+    lru_.remove(id);
+    for (auto& [frequency_class, rows] : lfu_) rows.remove(id);
+  }
+  void Age(std::size_t victims, std::uint32_t slots, std::uint64_t used) {
+    if (options_.half_life == 0) return;
+    due_ = std::min(due_ + visits_ / options_.half_life, static_cast<double>(used));
+    visits_ = 0;
+    for (std::size_t left = 8 * victims; due_ >= 1 && left > 0; --left, --due_) {
+      if (hand_ >= slots) {  // A step for the end of the chunk.
+        hand_ = 0;
+        continue;
+      }
+      const EntryId id = hand_++;
+      const auto frequency = frequency_.find(id);
+      if (frequency == frequency_.end()) continue;
+      const int before = ClassOf(frequency->second);
+      frequency->second /= 2;
+      const int after = ClassOf(frequency->second);
+      const auto list = lfu_.find(before);
+      if (after == before || list == lfu_.end()) continue;
+      const auto place = std::find(list->second.begin(), list->second.end(), id);
+      if (place == list->second.end()) continue;  // In the LRU, or held.
+      list->second.erase(place);
+      lfu_[after].push_back(id);
+    }
+  }
+
+  const EvictionOptions options_;
+  std::uint64_t lru_limit_ = 0;
+  std::map<EntryId, int> frequency_;
+  std::set<EntryId> held_;
+  std::list<EntryId> lru_;
+  std::map<int, std::list<EntryId>> lfu_;
+  double visits_ = 0, due_ = 0;
+  std::uint32_t hand_ = 0;
+};
+
+// Does what the cache does with a policy, and the same with its model.
+class Comparison {
+ public:
+  Comparison(const EvictionOptions& options, std::uint64_t seed)
+      : rng_(seed), arena_(kRowBytes, kChunkBytes) {
+    auto memory = HugeBuffer::Allocate(kChunkBytes);
+    TERRACE_CHECK(memory.ok());
+    arena_.AddChunk(std::move(memory).value());
+    rows_ = arena_.rows_per_chunk();
+    auto made = MakeEvictionPolicy(options, &arena_);
+    TERRACE_CHECK(made.ok());
+    policy_ = std::move(made).value();
+    TERRACE_CHECK(policy_->Reserve(rows_).ok());
+    if (options.type == EvictionType::kS3Fifo) {
+      model_ = std::make_unique<S3FifoModel>(rows_);
+    } else {
+      model_ = std::make_unique<LruLfuModel>(options);
+    }
+    SetLimit(rows_);
+  }
+
+  void Run(int steps) {
+    for (int step = 0; step < steps && !testing::Test::HasFatalFailure(); ++step) {
+      const std::uint64_t action = rng_.Below(100);
+      if (action < 50) {
+        Pin();
+      } else if (action < 94) {
+        if (!sets_.empty()) Unpin(rng_.Below(sets_.size()));
+      } else if (action < 97) {
+        ForgetSome();
+      } else if (action < 98) {
+        SetLimit(rows_ / 2 + rng_.Below(rows_ / 2));
+      } else {
+        policy_->Sweep();
+      }
+      ASSERT_EQ(policy_->bytes(), policy_->BytesFor(rows_));
+    }
+  }
+  std::uint64_t victims() const { return victims_; }
+
+ private:
+  void SetLimit(std::uint64_t rows) {
+    policy_->SetLimit(rows);
+    model_->SetLimit(rows);
+  }
+
+  // Few keys are asked for often, and what is asked for moves.
+  std::vector<Key> RandomKeys() {
+    std::set<Key> keys;
+    const std::uint64_t count = 1 + rng_.Below(100);
+    const std::uint64_t base = ++pins_ / 50 * 20;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const std::uint64_t range = std::uint64_t{16} << rng_.Below(9);
+      keys.insert(base + rng_.Below(range));
+    }
+    return {keys.begin(), keys.end()};
+  }
+
+  void Pin() {
+    if (pinned_.size() + 100 > rows_ || sets_.size() > 6) return;
+    const std::vector<Key> keys = RandomKeys();
+    std::vector<EntryId> set, present;
+    std::vector<Key> missing;
+    for (const Key key : keys) {
+      const auto found = cached_.find(key);
+      if (found == cached_.end()) {
+        missing.push_back(key);
+      } else {
+        present.push_back(found->second);
+        model_->Visit(found->second);
+      }
+    }
+    policy_->Visit(present);
+    for (const EntryId id : present) AddPin(id);
+    std::vector<EntryId> fresh;
+    while (fresh.size() < missing.size()) {
+      const EntryId id = arena_.Allocate();
+      if (id != kNoEntry) {
+        fresh.push_back(id);
+        continue;
+      }
+      ASSERT_NO_FATAL_FAILURE(Evict(missing.size() - fresh.size()));
+    }
+    for (std::size_t i = 0; i < fresh.size(); ++i) {
+      arena_.entry(fresh[i]).key = missing[i];
+      cached_[missing[i]] = fresh[i];
+      model_->Admit(fresh[i], missing[i]);
+    }
+    policy_->Admit(fresh);
+    for (const EntryId id : fresh) {
+      ASSERT_GE(arena_.entry(id).place, kHeld);
+      arena_.Unhold(id);
+      AddPin(id);
+    }
+    set = present;
+    set.insert(set.end(), fresh.begin(), fresh.end());
+    sets_.push_back(std::move(set));
+  }
+
+  void AddPin(EntryId id) {
+    if (arena_.entry(id).pins++ == 0) pinned_.insert(id);
+  }
+
+  void Evict(std::size_t wanted) {
+    const std::size_t count = 1 + rng_.Below(wanted);
+    std::vector<EntryId> taken(count, kNoEntry);
+    taken.resize(policy_->TakeVictims(count, taken.data()));
+    ASSERT_EQ(taken, model_->TakeVictims(count, pinned_, arena_.touched(0), arena_.used_rows()));
+    ASSERT_GT(taken.size(), 0u);
+    victims_ += taken.size();
+    for (const EntryId id : taken) {
+      ASSERT_EQ(arena_.entry(id).place, kHeld);
+      ASSERT_EQ(arena_.entry(id).pins, 0);
+      Free(id);
+    }
+  }
+
+  void Free(EntryId id) {
+    cached_.erase(arena_.entry(id).key);
+    arena_.Free(id);
+  }
+
+  void Unpin(std::size_t which) {
+    std::vector<EntryId> released;
+    for (const EntryId id : sets_[which]) {
+      Entry& entry = arena_.entry(id);
+      if (--entry.pins > 0) continue;
+      pinned_.erase(id);
+      if (rng_.Below(20) == 0) {  // As a row that no training has touched.
+        policy_->Forget(id);
+        model_->Forget(id);
+        Free(id);
+        continue;
+      }
+      if (entry.place == kHeld) released.push_back(id);
+      model_->LastPinGone(id);
+    }
+    policy_->Release(released);
+    sets_.erase(sets_.begin() + static_cast<std::ptrdiff_t>(which));
+  }
+
+  // As when a chunk is given back.
+  void ForgetSome() {
+    std::vector<EntryId> loose;
+    for (const auto& [key, id] : cached_) {
+      if (!pinned_.contains(id) && rng_.Below(10) == 0) loose.push_back(id);
+    }
+    for (const EntryId id : loose) {
+      policy_->Forget(id);
+      model_->Forget(id);
+      Free(id);
+    }
+  }
+
+  Rng rng_;
+  RowArena arena_;
+  std::uint64_t rows_ = 0;
+  std::unique_ptr<EvictionPolicy> policy_;
+  std::unique_ptr<ModelPolicy> model_;
+  std::map<Key, EntryId> cached_;
+  std::set<EntryId> pinned_;
+  std::vector<std::vector<EntryId>> sets_;
+  std::uint64_t pins_ = 0, victims_ = 0;
+};
+
+void Compare(const EvictionOptions& options) {
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Comparison comparison(options, seed);
+    ASSERT_NO_FATAL_FAILURE(comparison.Run(2000));
+    EXPECT_GT(comparison.victims(), 5000u) << "the test is about victims";
+  }
+}
+
+TEST(EvictionPolicy, S3FifoAgreesWithItsModel) { Compare({.type = EvictionType::kS3Fifo}); }
+
+TEST(EvictionPolicy, LruLfuAgreesWithItsModel) {
+  for (const double share : {0.0, 0.3, 0.5, 1.0}) {
+    for (const double half_life : {0.0, 0.5, 10.0}) {
+      SCOPED_TRACE(testing::Message() << "share " << share << " half-life " << half_life);
+      ASSERT_NO_FATAL_FAILURE(
+          Compare({.type = EvictionType::kLruLfu, .lru_share = share, .half_life = half_life}));
+    }
+  }
+}
+
+TEST(EvictionPolicy, PassLfuAgreesWithItsModel) {
+  for (const double half_life : {0.0, 10.0}) {
+    ASSERT_NO_FATAL_FAILURE(Compare({.type = EvictionType::kPassLfu, .half_life = half_life}));
+  }
+}
+
+TEST(EvictionPolicy, WrongOptionsAreRefused) {
+  RowArena arena(kRowBytes, kChunkBytes);
+  for (const double wrong : {-0.1, 1.1, std::nan("")}) {
+    EXPECT_EQ(MakeEvictionPolicy({.lru_share = wrong}, &arena).status().code(),
+              StatusCode::kInvalidArgument);
+  }
+  for (const double wrong : {-1.0, std::nan(""), HUGE_VAL}) {
+    EXPECT_EQ(MakeEvictionPolicy({.half_life = wrong}, &arena).status().code(),
+              StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(GhostKeys, RemembersTheLastWindowAndForgetsWhatIsTaken) {
+  for (const std::uint64_t rows : {std::uint64_t{1000}, std::uint64_t{200'000}}) {
+    GhostKeys ghosts;
+    ASSERT_TRUE(ghosts.Reserve(rows).ok());
+    EXPECT_EQ(ghosts.bytes(), GhostKeys::BytesFor(rows));
+    const std::uint64_t window = rows * 9 / 10;
+    ghosts.SetWindow(window);
+    // Many windows, so that times come round several times.
+    const Key end = 20 * window;
+    for (Key key = 0; key < end; ++key) ghosts.Add(MixKey(key));
+    const auto found = [&](Key first, Key last) {
+      std::uint64_t count = 0;
+      for (Key key = first; key < last; ++key) count += ghosts.Take(MixKey(key)) ? 1 : 0;
+      return count;
+    };
+    const std::uint64_t slack = window / 500 + 1;  // A window is counted in about 1024 times.
+    EXPECT_LE(found(0, end - window - slack), end / 50'000 + 3) << "taken for others";
+    EXPECT_LE(found(2 * end, 3 * end), end / 50'000 + 3);
+    const std::uint64_t lately = found(end - window + slack, end);
+    EXPECT_GT(lately, window * 9 / 10) << "the sixteenth of a line makes room for the next";
+    EXPECT_EQ(found(end - window + slack, end), 0u) << "taken before";
+  }
+}
+
+TEST(GhostKeys, ReservesAndGivesBack) {
+  GhostKeys ghosts;
+  EXPECT_EQ(ghosts.bytes(), 0u);
+  ASSERT_TRUE(ghosts.Reserve(100'000).ok());
+  ghosts.SetWindow(100);
+  ghosts.Add(MixKey(1));
+  EXPECT_TRUE(ghosts.Take(MixKey(1)));
+  EXPECT_FALSE(ghosts.Take(MixKey(1)));
+  ASSERT_TRUE(ghosts.Reserve(10).ok());
+  EXPECT_EQ(ghosts.bytes(), GhostKeys::BytesFor(10));
+  ghosts.Add(MixKey(2));
+  EXPECT_TRUE(ghosts.Take(MixKey(2)));
+}
+
+}  // namespace
+}  // namespace terrace

@@ -1,0 +1,136 @@
+#include <algorithm>
+
+#include "terrace/cache/entry_queues.h"
+#include "terrace/cache/eviction_policy.h"
+#include "terrace/cache/ghost_keys.h"
+
+namespace terrace {
+namespace {
+
+// Queues.
+constexpr int kSmall = 0;
+constexpr int kMain = 1;
+constexpr std::uint64_t kRowsPerSmallRow = 10;  // The small queue's share, as the paper has it.
+// Of Entry::frequency: visits since the row came to its queue, and whether a row that is held
+// belongs to the main queue.
+constexpr std::uint8_t kVisits = 3;
+constexpr std::uint8_t kOfMain = 4;
+// Only rows that go otherwise than as victims leave from the middle.
+constexpr int kDeadEighths = 2;
+
+class S3FifoPolicy final : public EvictionPolicy {
+ public:
+  explicit S3FifoPolicy(RowArena* arena) : arena_(arena), queues_(arena, 2, kDeadEighths) {}
+
+  std::uint64_t BytesFor(std::uint64_t rows) const override {
+    return queues_.BytesFor(rows) + GhostKeys::BytesFor(rows);
+  }
+  Status Reserve(std::uint64_t rows) override {
+    TERRACE_RETURN_IF_ERROR(ghosts_.Reserve(rows));
+    return queues_.Reserve(rows);
+  }
+  std::uint64_t bytes() const override { return queues_.bytes() + ghosts_.bytes(); }
+  void SetLimit(std::uint64_t rows) override {
+    small_limit_ = rows / kRowsPerSmallRow;
+    ghosts_.SetWindow(rows - small_limit_);
+  }
+
+  void Visit(std::span<const EntryId> entries) override {
+    for (const EntryId id : entries) {
+      Entry& entry = arena_->entry(id);
+      entry.frequency =
+          static_cast<std::uint8_t>(entry.frequency + ((entry.frequency & kVisits) != kVisits));
+    }
+  }
+
+  void Admit(std::span<const EntryId> entries) override {
+    if (any_ghosts_) {
+      for (const EntryId id : entries) ghosts_.Prefetch(MixKey(arena_->entry(id).key));
+    }
+    for (const EntryId id : entries) {
+      Entry& entry = arena_->entry(id);
+      const bool of_main = any_ghosts_ && ghosts_.Take(MixKey(entry.key));
+      entry.frequency = of_main ? kOfMain : 0;
+      // It can't leave before its pins go: in a queue it would only be passed over.
+      entry.place = kHeld;
+      held_small_ += of_main ? 0 : 1;
+    }
+  }
+
+  void Release(std::span<const EntryId> entries) override {
+    for (const EntryId id : entries) {
+      if ((arena_->entry(id).frequency & kOfMain) == 0) --held_small_;
+      Push(id);
+    }
+  }
+
+  void Forget(EntryId id) override {
+    const Entry& entry = arena_->entry(id);
+    if (entry.place == kFirstQueue + kSmall) {
+      --small_rows_;
+    } else if (entry.place == kFirstQueue + kMain) {
+      --main_rows_;
+    } else if ((entry.frequency & kOfMain) == 0) {
+      --held_small_;
+    }
+  }
+
+  std::size_t TakeVictims(std::size_t count, EntryId* victims) override {
+    std::size_t taken = 0;
+    while (taken < count && small_rows_ + main_rows_ > 0) {
+      const bool small =
+          small_rows_ > 0 && (small_rows_ + held_small_ >= small_limit_ || main_rows_ == 0);
+      const EntryId id = queues_.Pop(small ? kSmall : kMain);
+      TERRACE_CHECK(id != kNoEntry);
+      --(small ? small_rows_ : main_rows_);
+      Entry& entry = arena_->entry(id);
+      const bool visited = (entry.frequency & kVisits) != 0;
+      if (small && visited) entry.frequency = kOfMain;
+      if (entry.pins > 0) {
+        // It comes back when its last pin goes.
+        if (small && !visited) ++held_small_;
+      } else if (visited) {
+        if (!small) --entry.frequency;
+        Push(id);
+      } else {
+        if (small) ghosts_.Prefetch(MixKey(entry.key));
+        victims[taken++] = id;
+      }
+    }
+    for (std::size_t i = 0; i < taken; ++i) {
+      const Entry& entry = arena_->entry(victims[i]);
+      if ((entry.frequency & kOfMain) != 0) continue;
+      ghosts_.Add(MixKey(entry.key));
+      any_ghosts_ = true;
+    }
+    return taken;
+  }
+
+  void Sweep() override { queues_.Sweep(); }
+
+ private:
+  // To the end of its queue.
+  void Push(EntryId id) {
+    const bool of_main = (arena_->entry(id).frequency & kOfMain) != 0;
+    ++(of_main ? main_rows_ : small_rows_);
+    queues_.Push(of_main ? kMain : kSmall, id);
+  }
+
+  RowArena* const arena_;
+  EntryQueues queues_;
+  GhostKeys ghosts_;
+  bool any_ghosts_ = false;
+  std::uint64_t small_limit_ = 0;  // Rows, held ones included.
+  // In the queues, pinned ones too.
+  std::uint64_t small_rows_ = 0;
+  std::uint64_t main_rows_ = 0;
+  std::uint64_t held_small_ = 0;  // Of the small queue, but not in it while they are pinned.
+};
+
+}  // namespace
+
+std::unique_ptr<EvictionPolicy> MakeS3FifoPolicy(RowArena* arena) {
+  return std::make_unique<S3FifoPolicy>(arena);
+}
+
+}  // namespace terrace

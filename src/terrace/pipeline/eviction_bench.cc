@@ -1,0 +1,673 @@
+// eviction_bench: how many rows of a batch each eviction policy finds in memory. The cache's own
+// policies run over the distinct keys of batches, which are pinned as the pipeline pins them and
+// released `sets` batches later; beside them the optimum that knows the future and may evict at any
+// time (Belady 1966), LRU alone, and the structure that AIBox describes. Traces: generated click
+// logs, one whose popularity drifts, and real clicks where they lie. Axes: trace, policy, rows in
+// memory as a share of the distinct ones. --tiny checks the results on short traces.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "terrace/base/clock.h"
+#include "terrace/base/memory.h"
+#include "terrace/base/rng.h"
+#include "terrace/cache/eviction_policy.h"
+#include "terrace/data/click_log_generator.h"
+#include "terrace/data/example_source.h"
+#include "terrace/io/file_system.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::uint32_t kNever = ~std::uint32_t{0};
+constexpr std::array<std::uint64_t, 4> kParts = {16, 8, 4, 2};  // Rows in memory: one of so many.
+constexpr std::uint32_t kSlots = 26;
+// Batches from which on hits are counted: one quarter is for filling the memory.
+constexpr std::size_t WarmBatches(std::size_t batches) { return batches / 4; }
+
+struct Settings {
+  std::uint64_t examples = 800'000;
+  std::uint64_t cardinality = 1'000'000;
+  std::uint32_t batch = 8192;      // Examples.
+  std::uint32_t minibatch = 2048;  // A batch is cut between mini-batches.
+  std::uint64_t sets = 3;          // Working sets pinned at a time: depth 2.
+  std::string only;                // A trace's name; empty: all.
+  std::string real_folder = TERRACE_REAL_DATA_DIR;
+};
+
+void Require(bool condition, const std::string& what) {
+  if (condition) return;
+  std::fprintf(stderr, "eviction_bench: %s\n", what.c_str());
+  std::exit(1);
+}
+
+// Distinct keys of each mini-batch, as numbers from 0 in the order of their first occurrence.
+struct Log {
+  std::vector<std::vector<std::uint32_t>> minibatches;
+  std::uint32_t keys = 0;
+};
+
+// Distinct keys of each batch.
+struct Trace {
+  std::vector<std::vector<std::uint32_t>> batches;
+  std::uint32_t keys = 0;
+};
+
+class LogBuilder {
+ public:
+  void Add(Key key) {
+    const auto [entry, is_new] = numbers_.try_emplace(key, log_.keys);
+    if (is_new) {
+      ++log_.keys;
+      last_.push_back(kNever);
+    }
+    std::uint32_t& last = last_[entry->second];
+    const auto now = static_cast<std::uint32_t>(log_.minibatches.size());
+    if (last != now) minibatch_.push_back(entry->second);
+    last = now;
+  }
+  void EndMinibatch() { log_.minibatches.push_back(std::exchange(minibatch_, {})); }
+  Log Take() { return std::move(log_); }
+
+ private:
+  std::unordered_map<Key, std::uint32_t> numbers_;
+  std::vector<std::uint32_t> last_;  // (keys) The last mini-batch with it.
+  std::vector<std::uint32_t> minibatch_;
+  Log log_;
+};
+
+Log ReadLog(const DataOptions& options, std::uint64_t examples, std::uint32_t minibatch) {
+  auto source = OpenSource(FileSystem::Posix(), options);
+  Require(source.ok(), source.status().ToString());
+  LogBuilder log;
+  for (std::uint64_t done = 0; done < examples;) {
+    auto batch = (*source)->Next(minibatch, minibatch);
+    Require(batch.ok(), batch.status().ToString());
+    if (!batch->has_value()) break;
+    if ((*batch)->examples == 0) continue;
+    for (const Key key : (*batch)->keys) log.Add(key);
+    log.EndMinibatch();
+    done += (*batch)->examples;
+  }
+  return log.Take();
+}
+
+// The power law of the generator, but each category keeps its rank for `life` examples only, then
+// another takes it: not all at the same moment.
+Log MakeDriftingLog(const Settings& settings, double zipf, std::uint64_t life) {
+  const ZipfSampler sampler(settings.cardinality, zipf);
+  std::vector<std::uint64_t> hashes(settings.minibatch), ranks(settings.minibatch);
+  LogBuilder log;
+  for (std::uint64_t first = 0; first < settings.examples; first += settings.minibatch) {
+    for (std::uint32_t slot = 0; slot < kSlots; ++slot) {
+      for (std::uint64_t i = 0; i < hashes.size(); ++i) {
+        hashes[i] = HashCombine(slot, first + i);
+      }
+      sampler.Sample(hashes.data(), hashes.size(), ranks.data());
+      for (std::uint64_t i = 0; i < hashes.size(); ++i) {
+        const std::uint64_t place = HashCombine(slot, ranks[i]);
+        const std::uint64_t generation = (first + i + place % life) / life;
+        log.Add(HashCombine(place, generation));
+      }
+    }
+    log.EndMinibatch();
+  }
+  return log.Take();
+}
+
+// Mini-batches together, up to `most` of them; a batch ends before it has more than `rows` keys.
+Trace MakeTrace(const Log& log, std::size_t most, std::uint64_t rows) {
+  Trace trace;
+  trace.keys = log.keys;
+  std::vector<std::uint32_t> last(log.keys, kNever);
+  std::size_t minibatches = most;
+  for (const auto& minibatch : log.minibatches) {
+    const auto current = static_cast<std::uint32_t>(trace.batches.size()) - 1;
+    const auto fresh = static_cast<std::uint64_t>(
+        std::count_if(minibatch.begin(), minibatch.end(),
+                      [&](std::uint32_t key) { return last[key] != current; }));
+    if (minibatches == most || trace.batches.back().size() + fresh > rows) {
+      trace.batches.emplace_back();
+      minibatches = 0;
+    }
+    ++minibatches;
+    const auto now = static_cast<std::uint32_t>(trace.batches.size()) - 1;
+    for (const std::uint32_t key : minibatch) {
+      if (last[key] != now) trace.batches.back().push_back(key);
+      last[key] = now;
+    }
+  }
+  return trace;
+}
+
+struct Score {
+  std::uint64_t visits = 0, hits = 0;
+  std::uint64_t first_visits = 0;  // Which no policy can have in memory, and which read no disk.
+  std::uint64_t all_visits = 0;    // Those of the warm-up too.
+  double seconds = 0;              // In the policy.
+  double Hits() const { return 100.0 * static_cast<double>(hits) / static_cast<double>(visits); }
+  double KnownHits() const {
+    return visits == first_visits
+               ? 100
+               : 100.0 * static_cast<double>(hits) / static_cast<double>(visits - first_visits);
+  }
+  double Nanos() const { return 1e9 * seconds / static_cast<double>(all_visits); }
+};
+
+// Counts visits of a trace's batches, in order.
+class Scorer {
+ public:
+  explicit Scorer(const Trace& trace)
+      : warm_(WarmBatches(trace.batches.size())), seen_(trace.keys) {}
+  void Visit(std::size_t batch, std::uint32_t key, bool hit) {
+    ++score_.all_visits;
+    Require(!hit || seen_[key], "a key is in memory before its first visit");
+    if (batch >= warm_) {
+      ++score_.visits;
+      score_.hits += hit ? 1 : 0;
+      score_.first_visits += seen_[key] ? 0 : 1;
+    }
+    seen_[key] = true;
+  }
+  Score score(double seconds) {
+    score_.seconds = seconds;
+    return score_;
+  }
+
+ private:
+  const std::size_t warm_;
+  std::vector<bool> seen_;  // (keys)
+  Score score_;
+};
+
+// Seconds spent between Start and Stop.
+class Stopwatch {
+ public:
+  void Start() { begin_ = Clock::Real()->MonotonicNanos(); }
+  void Stop() { nanos_ += Clock::Real()->MonotonicNanos() - begin_; }
+  double seconds() const { return static_cast<double>(nanos_) * 1e-9; }
+
+ private:
+  std::int64_t begin_ = 0, nanos_ = 0;
+};
+
+// What RowCache does with its policy, without rows, stores and threads.
+class PolicyRun {
+ public:
+  PolicyRun(const EvictionOptions& options, std::uint64_t rows)
+      : arena_(kRowBytes, kChunkBytes), rows_(rows) {
+    auto policy = MakeEvictionPolicy(options, &arena_);
+    Require(policy.ok(), policy.status().ToString());
+    policy_ = std::move(policy).value();
+    const std::uint64_t chunks = rows / arena_.rows_per_chunk() + 1;
+    for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
+      auto memory = HugeBuffer::Allocate(kChunkBytes);
+      Require(memory.ok(), memory.status().ToString());
+      arena_.AddChunk(std::move(memory).value());
+    }
+    const Status reserved = policy_->Reserve(chunks * arena_.rows_per_chunk());
+    Require(reserved.ok(), reserved.ToString());
+    policy_->SetLimit(rows);
+  }
+
+  Score Run(const Trace& trace, std::uint64_t sets) {
+    Scorer scorer(trace);
+    places_.assign(trace.keys, kNoEntry);
+    std::deque<std::vector<EntryId>> pinned;
+    for (std::size_t b = 0; b < trace.batches.size(); ++b) {
+      if (pinned.size() == sets) {
+        Release(pinned.front());
+        pinned.pop_front();
+      }
+      pinned.push_back(Pin(trace.batches[b], b, &scorer));
+    }
+    return scorer.score(watch_.seconds());
+  }
+
+ private:
+  static constexpr std::uint32_t kRowBytes = 8;
+  static constexpr std::uint64_t kChunkBytes = std::uint64_t{256} << 10;
+  static constexpr std::size_t kGroup = 64, kVictims = 32;  // As RowCache asks.
+
+  std::vector<EntryId> Pin(const std::vector<std::uint32_t>& keys, std::size_t batch,
+                           Scorer* scorer) {
+    std::vector<EntryId> entries;
+    std::vector<std::uint32_t> missing;
+    for (const std::uint32_t key : keys) {
+      const bool hit = places_[key] != kNoEntry;
+      scorer->Visit(batch, key, hit);
+      if (hit) {
+        entries.push_back(places_[key]);
+      } else {
+        missing.push_back(key);
+      }
+    }
+    watch_.Start();
+    ForGroups(entries, [&](std::span<const EntryId> group) { policy_->Visit(group); });
+    watch_.Stop();
+    for (const EntryId id : entries) ++arena_.entry(id).pins;
+    std::vector<EntryId> fresh = Allocate(missing);
+    watch_.Start();
+    ForGroups(fresh, [&](std::span<const EntryId> group) { policy_->Admit(group); });
+    watch_.Stop();
+    for (const EntryId id : fresh) arena_.entry(id).pins = 1;
+    entries.insert(entries.end(), fresh.begin(), fresh.end());
+    return entries;
+  }
+
+  std::vector<EntryId> Allocate(const std::vector<std::uint32_t>& keys) {
+    std::vector<EntryId> fresh;
+    std::array<EntryId, kVictims> victims;
+    while (fresh.size() < keys.size()) {
+      if (arena_.used_rows() == rows_) {
+        watch_.Start();
+        const std::size_t count =
+            policy_->TakeVictims(std::min(kVictims, keys.size() - fresh.size()), victims.data());
+        watch_.Stop();
+        Require(count > 0, "no victim, though not every row is pinned");
+        for (std::size_t i = 0; i < count; ++i) {
+          const Entry& entry = arena_.entry(victims[i]);
+          Require(entry.pins == 0, "a pinned row was evicted");
+          places_[entry.key] = kNoEntry;
+          arena_.Free(victims[i]);
+        }
+      }
+      const EntryId id = arena_.Allocate();
+      arena_.entry(id).key = keys[fresh.size()];
+      places_[keys[fresh.size()]] = id;
+      fresh.push_back(id);
+    }
+    return fresh;
+  }
+
+  void Release(const std::vector<EntryId>& entries) {
+    std::vector<EntryId> released;
+    for (const EntryId id : entries) {
+      Entry& entry = arena_.entry(id);
+      if (--entry.pins == 0 && entry.place == kHeld) released.push_back(id);
+    }
+    watch_.Start();
+    ForGroups(released, [&](std::span<const EntryId> group) { policy_->Release(group); });
+    watch_.Stop();
+  }
+
+  template <typename Body>
+  static void ForGroups(std::span<const EntryId> entries, const Body& body) {
+    for (std::size_t begin = 0; begin < entries.size(); begin += kGroup) {
+      body(entries.subspan(begin, std::min(kGroup, entries.size() - begin)));
+    }
+  }
+
+  RowArena arena_;
+  const std::uint64_t rows_;
+  std::unique_ptr<EvictionPolicy> policy_;
+  std::vector<EntryId> places_;  // (keys) kNoEntry: not in memory.
+  Stopwatch watch_;
+};
+
+// The optimum: the row that is wanted last goes. It need not keep what earlier batches pin, so that
+// no policy can be better.
+Score RunOptimum(const Trace& trace, std::uint64_t rows) {
+  const auto batches = static_cast<std::uint32_t>(trace.batches.size());
+  std::vector<std::vector<std::uint32_t>> next(batches);  // (batches, keys of it) The next with it.
+  std::vector<std::uint32_t> wanted(trace.keys, batches);
+  for (std::uint32_t b = batches; b-- > 0;) {
+    for (const std::uint32_t key : trace.batches[b]) {
+      next[b].push_back(wanted[key]);
+      wanted[key] = b;
+    }
+  }
+  Scorer scorer(trace);
+  std::vector<bool> cached(trace.keys);
+  // Keys by the batch that wants them next; an entry that is no longer true is skipped.
+  std::vector<std::vector<std::uint32_t>> by_next(batches + 1);
+  std::uint64_t used = 0;
+  for (std::uint32_t b = 0; b < batches; ++b) {
+    std::uint64_t missing = 0;
+    for (const std::uint32_t key : trace.batches[b]) {
+      scorer.Visit(b, key, cached[key]);
+      missing += cached[key] ? 0 : 1;
+      wanted[key] = b;
+    }
+    for (std::uint32_t last = batches; used + missing > rows;) {
+      Require(last > b, "the batch does not fit");
+      if (by_next[last].empty()) {
+        --last;
+        continue;
+      }
+      const std::uint32_t key = by_next[last].back();
+      by_next[last].pop_back();
+      if (!cached[key] || wanted[key] != last) continue;
+      cached[key] = false;
+      --used;
+    }
+    used += missing;
+    for (std::size_t i = 0; i < trace.batches[b].size(); ++i) {
+      const std::uint32_t key = trace.batches[b][i];
+      cached[key] = true;
+      wanted[key] = next[b][i];
+      by_next[next[b][i]].push_back(key);
+    }
+  }
+  return scorer.score(0);
+}
+
+// The most distinct keys of so many batches one after another.
+std::uint64_t MostHeld(const Trace& trace, std::uint64_t sets) {
+  std::vector<std::uint32_t> batches_with(trace.keys);  // Of the last `sets`.
+  std::uint64_t held = 0, most = 0;
+  for (std::size_t b = 0; b < trace.batches.size(); ++b) {
+    for (const std::uint32_t key : trace.batches[b]) held += batches_with[key]++ == 0 ? 1 : 0;
+    if (b >= sets) {
+      for (const std::uint32_t key : trace.batches[b - sets]) {
+        held -= --batches_with[key] == 0 ? 1 : 0;
+      }
+    }
+    most = std::max(most, held);
+  }
+  return most;
+}
+
+// AIBox 4.2 as it is told: cache slots, in each of them buckets, in each bucket an LRU list of what
+// the current pass uses and an LFU list in the order of frequency; a look-up goes through both. A
+// bucket whose LFU list is longer than MAX_LFU drops its last FLUSH_STEP nodes. Slots and buckets
+// are one number here, because a slot's file plays no part in what is evicted. What the paper
+// leaves open: the moves from the LRU to the LFU list are made when the batch is released, and a
+// list is sorted by insertion from its end.
+class AiboxRun {
+ public:
+  AiboxRun(std::uint64_t rows, std::uint64_t held_rows)
+      : buckets_(std::max<std::uint64_t>(1, rows / kRowsPerBucket)),
+        max_lfu_(std::max<std::uint64_t>(1, (rows - held_rows) / buckets_.size())) {}
+
+  Score Run(const Trace& trace, std::uint64_t sets) {
+    Scorer scorer(trace);
+    Stopwatch watch;
+    std::vector<bool> hits;
+    for (std::size_t b = 0; b < trace.batches.size(); ++b) {
+      const auto& keys = trace.batches[b];
+      hits.assign(keys.size(), false);
+      watch.Start();
+      if (b >= sets) {
+        for (const std::uint32_t key : trace.batches[b - sets]) Release(key);
+      }
+      for (std::size_t i = 0; i < keys.size(); ++i) hits[i] = Pull(keys[i]);
+      watch.Stop();
+      for (std::size_t i = 0; i < keys.size(); ++i) scorer.Visit(b, keys[i], hits[i]);
+      most_rows_ = std::max(most_rows_, rows_);
+    }
+    return scorer.score(watch.seconds());
+  }
+  std::uint64_t most_rows() const { return most_rows_; }
+
+ private:
+  static constexpr std::uint64_t kRowsPerBucket = 8;
+  static constexpr std::uint64_t kFlushStep = 2;
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+  struct Node {
+    std::uint32_t key, frequency, pins, next;
+  };
+  struct Bucket {
+    std::uint32_t lru = kNone, lfu = kNone;
+    std::uint64_t lfu_nodes = 0;
+  };
+
+  Bucket& BucketOf(std::uint32_t key) { return buckets_[MixKey(key) % buckets_.size()]; }
+  // Takes the key's node out of a list; kNone: it is not there.
+  std::uint32_t Unlink(std::uint32_t* link, std::uint32_t key) {
+    while (*link != kNone && nodes_[*link].key != key) link = &nodes_[*link].next;
+    const std::uint32_t node = *link;
+    if (node != kNone) *link = nodes_[node].next;
+    return node;
+  }
+
+  bool Pull(std::uint32_t key) {
+    Bucket& bucket = BucketOf(key);
+    std::uint32_t node = Unlink(&bucket.lru, key);
+    if (node == kNone) {
+      node = Unlink(&bucket.lfu, key);
+      if (node != kNone) --bucket.lfu_nodes;
+    }
+    const bool hit = node != kNone;
+    if (!hit) {
+      if (free_.empty()) {
+        free_.push_back(static_cast<std::uint32_t>(nodes_.size()));
+        nodes_.emplace_back();
+      }
+      node = free_.back();
+      free_.pop_back();
+      nodes_[node] = {.key = key, .frequency = 0, .pins = 0, .next = kNone};
+      ++rows_;
+    }
+    ++nodes_[node].frequency;
+    ++nodes_[node].pins;
+    nodes_[node].next = bucket.lru;
+    bucket.lru = node;
+    return hit;
+  }
+
+  void Release(std::uint32_t key) {
+    Bucket& bucket = BucketOf(key);
+    std::uint32_t* link = &bucket.lru;
+    while (nodes_[*link].key != key) link = &nodes_[*link].next;
+    const std::uint32_t node = *link;
+    if (--nodes_[node].pins > 0) return;
+    *link = nodes_[node].next;
+    std::uint32_t* place = &bucket.lfu;
+    while (*place != kNone && nodes_[*place].frequency > nodes_[node].frequency) {
+      place = &nodes_[*place].next;
+    }
+    nodes_[node].next = *place;
+    *place = node;
+    if (++bucket.lfu_nodes > max_lfu_) Flush(&bucket);
+  }
+
+  void Flush(Bucket* bucket) {
+    const std::uint64_t keep = bucket->lfu_nodes - std::min(bucket->lfu_nodes, kFlushStep);
+    std::uint32_t* link = &bucket->lfu;
+    for (std::uint64_t i = 0; i < keep; ++i) link = &nodes_[*link].next;
+    for (std::uint32_t node = std::exchange(*link, kNone); node != kNone;
+         node = nodes_[node].next) {
+      free_.push_back(node);
+      --rows_;
+    }
+    bucket->lfu_nodes = keep;
+  }
+
+  std::vector<Bucket> buckets_;
+  const std::uint64_t max_lfu_;
+  std::vector<Node> nodes_;  // A pool, in place of slabs.
+  std::vector<std::uint32_t> free_;
+  std::uint64_t rows_ = 0, most_rows_ = 0;
+};
+
+void PrintLine(const char* name, const std::vector<Score>& scores) {
+  std::printf("  %-28s", name);
+  for (const Score& score : scores) {
+    std::printf("  %5.1f %5.1f", score.Hits(), score.KnownHits());
+    if (score.seconds > 0) {
+      std::printf(" %4.0f", score.Nanos());
+    } else {
+      std::printf("    -");
+    }
+  }
+  std::printf("\n");
+}
+
+struct NamedPolicy {
+  const char* name;
+  EvictionOptions options;
+};
+const NamedPolicy kPolicies[] = {
+    {"s3_fifo", {.type = EvictionType::kS3Fifo}},
+    {"lru_lfu", {.type = EvictionType::kLruLfu}},
+    {"lru_lfu, share 0.25", {.type = EvictionType::kLruLfu, .lru_share = 0.25}},
+    {"lru_lfu, half-life 3", {.type = EvictionType::kLruLfu, .half_life = 3}},
+    {"lru_lfu, never halved", {.type = EvictionType::kLruLfu, .half_life = 0}},
+    {"pass_lfu", {.type = EvictionType::kPassLfu}},
+    {"pass_lfu, never halved", {.type = EvictionType::kPassLfu, .half_life = 0}},
+    {"LRU alone", {.type = EvictionType::kLruLfu, .lru_share = 1}},
+};
+
+void CompareOn(const char* name, const Log& log, const Settings& settings,
+               std::uint32_t minibatch) {
+  std::array<Trace, kParts.size()> traces;
+  std::array<std::uint64_t, kParts.size()> rows;
+  std::vector<Score> optimum;
+  for (std::size_t p = 0; p < kParts.size(); ++p) {
+    rows[p] = log.keys / kParts[p];
+    traces[p] = MakeTrace(log, std::max<std::size_t>(1, settings.batch / minibatch),
+                          rows[p] / settings.sets);
+    for (const auto& batch : traces[p].batches) {
+      Require(batch.size() * settings.sets <= rows[p],
+              std::string(name) + ": a mini-batch alone is too large for the least memory");
+    }
+    optimum.push_back(RunOptimum(traces[p], rows[p]));
+  }
+  std::printf("%s: %u distinct rows, %zu mini-batches of %u; batches of %zu, %zu, %zu, %zu rows\n",
+              name, log.keys, log.minibatches.size(), minibatch, traces[0].batches[0].size(),
+              traces[1].batches[0].size(), traces[2].batches[0].size(),
+              traces[3].batches[0].size());
+  std::printf("  %-28s", "rows in memory");
+  for (const std::uint64_t part : kParts)
+    std::printf("  1/%-15llu", static_cast<unsigned long long>(part));
+  std::printf("\n  %-28s", "");
+  for (std::size_t p = 0; p < kParts.size(); ++p) std::printf("   hits known   ns");
+  std::printf("\n");
+  PrintLine("optimum", optimum);
+  for (const NamedPolicy& policy : kPolicies) {
+    std::vector<Score> scores;
+    for (std::size_t p = 0; p < kParts.size(); ++p) {
+      scores.push_back(PolicyRun(policy.options, rows[p]).Run(traces[p], settings.sets));
+      Require(scores[p].visits == optimum[p].visits && scores[p].hits <= optimum[p].hits,
+              std::string(policy.name) + " is better than the optimum");
+      Require(scores[p].hits > 0, std::string(policy.name) + " never hits");
+    }
+    PrintLine(policy.name, scores);
+  }
+  std::vector<Score> aibox;
+  for (std::size_t p = 0; p < kParts.size(); ++p) {
+    AiboxRun run(rows[p], MostHeld(traces[p], settings.sets));
+    aibox.push_back(run.Run(traces[p], settings.sets));
+    Require(run.most_rows() <= rows[p] + rows[p] / 8, "AIBox's structure holds far too many rows");
+  }
+  PrintLine("AIBox's structure", aibox);
+}
+
+DataOptions Generated(const Settings& settings, double zipf) {
+  DataOptions options;
+  options.format = "synthetic";
+  options.rows = settings.examples;
+  options.cardinality = settings.cardinality;
+  options.zipf = zipf;
+  return options;
+}
+
+// Where the real logs do not lie, a line says so.
+void CompareOnFile(const char* name, const std::string& path, const Settings& settings) {
+  const std::string full = settings.real_folder + "/" + path;
+  if (!FileSystem::Posix()->Stat(full).ok()) {
+    std::printf("%s: skipped, %s is not there\n", name, full.c_str());
+    return;
+  }
+  DataOptions options;
+  options.files = {full};
+  options.integers = "bucket";
+  constexpr std::uint32_t kMinibatch = 16;  // The logs are short.
+  Settings small = settings;
+  small.batch = 128;
+  CompareOn(name, ReadLog(options, settings.examples, kMinibatch), small, kMinibatch);
+}
+
+void Run(const Settings& settings) {
+  const std::uint32_t minibatch = settings.minibatch;
+  const std::pair<const char*, std::function<void(const char*)>> traces[] = {
+      {"zipf1.05",
+       [&](const char* name) {
+         CompareOn(name, ReadLog(Generated(settings, 1.05), settings.examples, minibatch), settings,
+                   minibatch);
+       }},
+      {"zipf0.8",
+       [&](const char* name) {
+         CompareOn(name, ReadLog(Generated(settings, 0.8), settings.examples, minibatch), settings,
+                   minibatch);
+       }},
+      {"slow-drift",
+       [&](const char* name) {
+         CompareOn(name, MakeDriftingLog(settings, 1.05, settings.examples / 2), settings,
+                   minibatch);
+       }},
+      {"fast-drift",
+       [&](const char* name) {
+         CompareOn(name, MakeDriftingLog(settings, 1.05, settings.examples / 8), settings,
+                   minibatch);
+       }},
+      {"criteo-kaggle",
+       [&](const char* name) {
+         CompareOnFile(name, "criteo-kaggle-head10k/train-10k.txt", settings);
+       }},
+      {"criteo-1tb",
+       [&](const char* name) {
+         CompareOnFile(name, "criteo-1tb-day0-10k/day_0.part.txt", settings);
+       }},
+  };
+  bool any = false;
+  for (const auto& [name, compare] : traces) {
+    if (!settings.only.empty() && settings.only != name) continue;
+    compare(name);
+    any = true;
+  }
+  Require(any, "no trace is called " + settings.only);
+}
+
+}  // namespace
+}  // namespace terrace
+
+int main(int argc, char** argv) {
+  terrace::Settings settings;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const auto value = [&]() -> std::uint64_t {
+      return i + 1 < argc ? std::strtoull(argv[++i], nullptr, 10) : 0;
+    };
+    if (argument == "--tiny") {
+      settings.examples = 8192;
+      settings.cardinality = 20'000;
+      settings.batch = 256;
+      settings.minibatch = 64;
+    } else if (argument == "--examples") {
+      settings.examples = value();
+    } else if (argument == "--batch") {
+      settings.batch = static_cast<std::uint32_t>(value());
+    } else if (argument == "--minibatch") {
+      settings.minibatch = static_cast<std::uint32_t>(value());
+    } else if (argument == "--sets") {
+      settings.sets = value();
+    } else if (argument == "--trace" && i + 1 < argc) {
+      settings.only = argv[++i];
+    } else {
+      std::fprintf(stderr,
+                   "usage: eviction_bench [--tiny] [--examples N] [--batch N] [--minibatch N] "
+                   "[--sets N] [--trace NAME]\n");
+      return 2;
+    }
+  }
+  if (settings.examples < 1024 || settings.minibatch == 0 || settings.sets == 0 ||
+      settings.batch < settings.minibatch) {
+    std::fprintf(stderr,
+                 "eviction_bench: at least 1024 examples; a batch holds a mini-batch or more\n");
+    return 2;
+  }
+  terrace::Run(settings);
+  return 0;
+}
