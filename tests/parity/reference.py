@@ -144,10 +144,18 @@ class Dnn:
         self.states = {key: self.sparse.new_state(dim) for key in rows}
         self.wide_rows = {key: numpy.zeros(1) for key in rows}
         self.wide_states = {key: self.sparse.new_state(1) for key in rows}
+        # docs/admission.md, with exact counts.
+        self.admit_after, self.shows = job["table"].get("admit_after", 0), {}
+        self.unadmitted = 0  # Shows of keys that were not.
+
+    def admitted(self, key):
+        return self.admit_after < 2 or self.shows.get(key, 0) >= self.admit_after
 
     def step(self, labels, dense, keys):
         count = len(labels)
-        embedding = numpy.array([numpy.concatenate([self.rows[k] for k in line]) for line in keys])
+        zeros = numpy.zeros(self.dim)
+        embedding = numpy.array([numpy.concatenate([self.rows[k] if self.admitted(k) else zeros for k in line])
+                                 for line in keys])
         activations = [numpy.concatenate([embedding, dense], axis=1)]
         layers = len(self.parameters) // 2
         for i in range(layers):
@@ -155,7 +163,7 @@ class Dnn:
             activations.append(numpy.maximum(z, 0) if i + 1 < layers else z)
         logit = activations[-1][:, 0]
         if self.wide:
-            logit = logit + numpy.array([sum(self.wide_rows[k][0] for k in line) for line in keys])
+            logit = logit + numpy.array([sum(self.wide_rows[k][0] for k in line if self.admitted(k)) for line in keys])
         loss = float(numpy.mean(numpy.logaddexp(0, logit) - labels * logit))
 
         logit_gradient = (1 / (1 + numpy.exp(-logit)) - labels) / count
@@ -167,12 +175,15 @@ class Dnn:
                 gradient = gradient * (activations[i] > 0)
         self.dense.apply(self.parameters, gradients)
         self.apply_sparse(keys, gradient, logit_gradient)
+        self.count_shows(keys)
         return loss
 
     def apply_sparse(self, keys, gradient, logit_gradient):
         sums, wide_sums = {}, {}
         for e, line in enumerate(keys):
             for slot, key in enumerate(line):
+                if not self.admitted(key):
+                    continue
                 sums[key] = sums.get(key, 0) + gradient[e, slot * self.dim:(slot + 1) * self.dim]
                 wide_sums[key] = wide_sums.get(key, 0) + logit_gradient[e]
         for key, g in sums.items():
@@ -180,3 +191,10 @@ class Dnn:
             if self.wide:
                 self.wide_rows[key] = self.sparse.apply(self.wide_rows[key], numpy.array([wide_sums[key]]),
                                                         self.wide_states[key])
+
+    def count_shows(self, keys):
+        """They count from the next mini-batch on."""
+        shown = [key for line in keys for key in set(line)]
+        self.unadmitted += sum(not self.admitted(key) for key in shown)
+        for key in shown:
+            self.shows[key] = self.shows.get(key, 0) + 1

@@ -80,8 +80,10 @@ def compare(terrace, workspace, parsed, job):
         error = abs(loss - expected) / expected
         largest[step >= 20] = max(largest[step >= 20], error)
         assert error <= (1e-5 if step < 20 else 1e-3), f"step {step}: {loss}, expected {expected}"
+    assert run.summary().get("admission", {}).get("unadmitted_shows", 0) == model.unadmitted
     print(f"largest error: {largest[0]:.1e} in 20 steps, {largest[1]:.1e} in {STEPS}")
     assert sum(losses[-20:]) / 20 < first, "nothing was learnt: the comparison proves little"
+    return model
 
 
 @pytest.mark.parametrize("dense", DENSE)
@@ -93,6 +95,15 @@ def test_pair(terrace, workspace, log, parsed, sparse, dense):
 @pytest.mark.parametrize("sparse", ("adagrad", "ftrl"))
 def test_wide(terrace, workspace, log, parsed, sparse):
     compare(terrace, workspace, parsed, job_of(log, sparse, "adam", wide=True))
+
+
+@pytest.mark.parametrize("sparse", ("adagrad", "ftrl"))
+def test_admission(terrace, workspace, log, parsed, sparse):
+    """The filter has room enough to count every key exactly."""
+    job = job_of(log, sparse, "adam", wide=True)
+    job["table"] = {**job["table"], "admit_after": 4, "admit_filter": "16MiB"}
+    model = compare(terrace, workspace, parsed, job)
+    assert model.unadmitted > 1000 and any(map(model.admitted, model.rows))
 
 
 @pytest.mark.parametrize("sparse", ("adagrad", "ftrl"))

@@ -138,6 +138,21 @@ Result<Json> DenseJson(FileSystem* fs, RunReader* reader, bool initial) {
   return Json{{"steps", state.steps}, {"parameters", parameters}};
 }
 
+// The admission filters of a checkpoint.
+void VerifyFilters(RunReader* reader, const Checkpoint& checkpoint,
+                   std::vector<Finding>* findings) {
+  for (const Checkpoint::StoreManifest& store : checkpoint.stores) {
+    if (store.shard != 0) continue;  // A table has one filter.
+    const Status filter =
+        ReadAdmissionFilter(reader->folder(), checkpoint, store.table, store.schema).status();
+    const bool dropped =
+        filter.code() == StatusCode::kNotFound && checkpoint.id != reader->checkpoint().id;
+    if (filter.ok() || dropped) continue;
+    findings->push_back(
+        {fmt::format("filter-{:08}-{}", checkpoint.id, store.table), 0, filter.message()});
+  }
+}
+
 // Everything wrong with the newest checkpoint's files and with the other checkpoints' own.
 Status VerifyRun(RunReader* reader, std::vector<Finding>* findings) {
   for (const Checkpoint::StoreManifest& manifest : reader->checkpoint().stores) {
@@ -158,6 +173,7 @@ Status VerifyRun(RunReader* reader, std::vector<Finding>* findings) {
     if (!dense.ok() && !dropped) {
       findings->push_back({fmt::format("dense-{:08}", id), 0, dense.message()});
     }
+    VerifyFilters(reader, *checkpoint, findings);
   }
   return OkStatus();
 }

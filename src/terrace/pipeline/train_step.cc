@@ -32,6 +32,23 @@ float MaxMagnitude(const float* values, std::size_t count) {
   return magnitude;
 }
 
+// Of up to kRowsAtOnce rows, those that have a place, with their sums moved up to each other.
+// places: (kRowsAtOnce)
+std::span<std::byte* const> KeepPlaced(std::span<std::byte* const> rows, std::size_t floats,
+                                       float* sums, StatisticsDelta* deltas,
+                                       std::vector<std::byte*>* places) {
+  std::size_t kept = 0;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    if (rows[r] == nullptr) continue;
+    if (kept < r) {
+      std::memcpy(sums + kept * floats, sums + r * floats, floats * sizeof(float));
+      deltas[kept] = deltas[r];
+    }
+    (*places)[kept++] = rows[r];
+  }
+  return {places->data(), kept};
+}
+
 std::uint32_t SliceBegin(std::uint32_t examples, int slice, int slices) {
   return static_cast<std::uint32_t>(std::uint64_t{examples} * static_cast<std::uint32_t>(slice) /
                                     static_cast<std::uint32_t>(slices));
@@ -48,6 +65,7 @@ struct StepExecutor::Slice {
   Status status;
   std::vector<float> gradient_sum;      // (kRowsAtOnce, weight_floats)
   std::vector<StatisticsDelta> deltas;  // (kRowsAtOnce)
+  std::vector<std::byte*> places;       // (kRowsAtOnce)
 };
 
 StepExecutor::StepExecutor(std::vector<StepTable> tables, std::uint32_t minibatch, Network* network,
@@ -73,6 +91,7 @@ Result<std::unique_ptr<StepExecutor>> StepExecutor::Create(std::vector<StepTable
     TERRACE_ASSIGN_OR_RETURN(slice->context, network->NewContext((minibatch + count - 1) / count));
     slice->gradient_sum.resize(kRowsAtOnce * widest);
     slice->deltas.resize(kRowsAtOnce);
+    slice->places.resize(kRowsAtOnce);
     executor->slices_.push_back(std::move(slice));
   }
   executor->gradient_lines_.resize(minibatch);
@@ -287,8 +306,12 @@ void StepExecutor::ApplyRows(const WorkItem& item, std::uint32_t m, int part,
       const std::size_t end = std::min(first + kRowsAtOnce, last);
       Accumulate(*tables_[t].schema, rows, gradients, first, end, slice->gradient_sum.data(),
                  slice->deltas.data());
-      Apply(*tables_[t].schema, step, rows.row.subspan(first, end - first),
-            slice->gradient_sum.data(), slice->deltas.data());
+      std::span<std::byte* const> placed = rows.row.subspan(first, end - first);
+      if (tables_[t].admits) {
+        placed = KeepPlaced(placed, tables_[t].schema->weight_floats(), slice->gradient_sum.data(),
+                            slice->deltas.data(), &slice->places);
+      }
+      Apply(*tables_[t].schema, step, placed, slice->gradient_sum.data(), slice->deltas.data());
     }
   }
 }

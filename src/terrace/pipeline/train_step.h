@@ -26,6 +26,7 @@ namespace terrace {
 struct StepTable {
   const RowSchema* schema = nullptr;
   std::vector<PooledSlot> slots;  // The table's slots.
+  bool admits = false;  // Local rows may have no place: they read as zeros and learn nothing.
 };
 
 struct StepRates {

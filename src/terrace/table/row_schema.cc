@@ -162,14 +162,25 @@ std::uint32_t OptimizerStateFloats(const SparseOptimizerSpec& spec, std::uint32_
   return floats;
 }
 
-Result<RowSchema> RowSchema::Create(std::string table, std::vector<SegmentSpec> segments) {
+Result<RowSchema> RowSchema::Create(std::string table, std::vector<SegmentSpec> segments,
+                                    const AdmissionSpec& admission) {
   const std::string context = "table \"" + table + "\"";
   if (table.empty()) return InvalidArgumentError("a table needs a name");
   if (segments.empty()) {
     return InvalidArgumentError("a row needs at least one segment").WithContext(context);
   }
+  if (admission.on() &&
+      (admission.after > kMaxAdmitAfter || admission.filter_bytes < kLeastAdmitFilterBytes)) {
+    return InvalidArgumentError("admission after " + std::to_string(admission.after) +
+                                " shows with a filter of " +
+                                std::to_string(admission.filter_bytes) + " bytes: at most " +
+                                std::to_string(kMaxAdmitAfter) + " shows and at least " +
+                                std::to_string(kLeastAdmitFilterBytes) + " bytes are possible")
+        .WithContext(context);
+  }
   RowSchema schema;
   schema.table_ = std::move(table);
+  schema.admission_ = admission;
   const std::uint64_t table_hash = HashName(schema.table_);
   std::uint32_t offset = 0;
   for (SegmentSpec& spec : segments) {
@@ -233,6 +244,10 @@ std::string RowSchema::ToText() const {
             std::to_string(field.count) +
             (field.type == StorageType::kFloat32 ? " float32 " : " uint64 ") +
             std::string(kMergeNames[static_cast<int>(field.merge)]) + "\n";
+  }
+  if (admission_.on()) {
+    text += "admission after " + std::to_string(admission_.after) + " filter " +
+            std::to_string(admission_.filter_bytes) + "\n";
   }
   return text;
 }

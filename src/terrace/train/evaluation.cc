@@ -19,6 +19,7 @@ std::vector<StepTable> StepTables(const ModelPlan& plan) {
   for (const TablePlan& table : plan.tables) {
     StepTable step;
     step.schema = &table.schema;
+    step.admits = table.schema.admission().on();
     for (std::uint32_t s : table.slots) {
       PooledSlot slot;
       slot.slot = s;

@@ -39,6 +39,7 @@ struct TableJob {
   LearningRate learning_rate;
   InitializerSpec initializer;
   float l2 = 0;
+  AdmissionSpec admission{0, std::uint64_t{64} << 20};
 };
 
 struct SlotJob {

@@ -138,6 +138,25 @@ void AddSparseOptimizer(Builder* b, const std::string& path, GetSpec spec, GetRa
 }
 
 template <typename Get>
+void AddAdmission(Builder* b, const std::string& path, Get table) {
+  const auto field = [table](auto member) {
+    return [ table, member ](Job & job, const std::string& name) -> auto& {
+      return table(job, name).admission.*member;
+    };
+  };
+  b->Whole(path + ".admit_after", field(&AdmissionSpec::after), 0, kMaxAdmitAfter,
+           "A key gets its row after so many shows (examples that hold it); until then it reads as "
+           "zeros. 0 and 1: with the first.");
+  OnlyFor(
+      b->Bytes(path + ".admit_filter", field(&AdmissionSpec::filter_bytes), kLeastAdmitFilterBytes,
+               "Of the filter that counts shows; twice so much memory is used. Too small a "
+               "filter admits keys too soon."),
+      "admit_after of 2 or more", [table](const Job& job, const std::string& name) {
+        return table(Builder::Mutable(job), name).admission.on();
+      });
+}
+
+template <typename Get>
 void AddTable(Builder* b, const std::string& path, Get table) {
   using Type = InitializerSpec::Type;
   b->Whole(
@@ -174,6 +193,7 @@ void AddTable(Builder* b, const std::string& path, Get table) {
       path + ".l2",
       [table](Job & job, const std::string& name) -> auto& { return table(job, name).l2; },
       {0, kUnbounded}, "l2 * w is added to a row's gradient when the row is touched.");
+  AddAdmission(b, path, table);
 }
 
 void AddRun(Builder* b) {

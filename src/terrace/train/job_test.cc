@@ -176,6 +176,13 @@ INSTANTIATE_TEST_SUITE_P(
         BadJob{"table: {optimizer: {learning_rate: {decay: cosine}}}\n",
                "j.yaml:3: table.optimizer.learning_rate.decay_steps is missing: a decay takes a "
                "number of mini-batches"},
+        BadJob{"table: {admit_after: 65536}\n",
+               "j.yaml:3: table.admit_after is 65536; legal: 0 to 65,535"},
+        BadJob{"table: {admit_after: 2, admit_filter: 1KiB}\n",
+               "j.yaml:3: table.admit_filter is 1KiB; legal: 4KiB or more"},
+        BadJob{"table: {admit_after: 1, admit_filter: 1MiB}\n",
+               "j.yaml:3: table.admit_filter has no meaning here: it is for admit_after of 2 or "
+               "more"},
         BadJob{"tables: {default: {}}\n",
                "j.yaml:3: tables.default: 'table' is the default table; name this one otherwise"},
         BadJob{"tables: {a/b: {}}\n",
@@ -252,6 +259,24 @@ TEST(ParseJob, OverridesAnyPath) {
   EXPECT_EQ(ErrorOf("seed: 3\n", {"seed.x=1"}),
             "--set seed.x: 'seed' holds a value, not settings by name");
   EXPECT_THAT(ErrorOf("", {"seed=[1"}), testing::StartsWith("--set seed: not YAML: "));
+}
+
+TEST(ParseJob, AdmissionIsOffUnlessAskedFor) {
+  Result<Job> job = Parse(kSmall);
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  EXPECT_FALSE(job->table.admission.on());
+  job = Parse(std::string(kSmall) +
+              "table: {admit_after: 5, admit_filter: 1MiB}\n"
+              "tables: {a: {}, b: {admit_after: 0}, c: {admit_filter: 2MiB}}\n");
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  EXPECT_EQ(job->table.admission.after, 5u);
+  EXPECT_EQ(job->tables["a"].admission.filter_bytes, 1u << 20);
+  EXPECT_FALSE(job->tables["b"].admission.on());
+  EXPECT_EQ(job->tables["c"].admission.after, 5u);
+  EXPECT_EQ(job->tables["c"].admission.filter_bytes, 2u << 20);
+  Result<Job> again = Parse(JobToYaml(*job));
+  ASSERT_TRUE(again.ok()) << again.status().ToString();
+  EXPECT_EQ(JobToYaml(*again), JobToYaml(*job));
 }
 
 TEST(ParseJob, TablesTakeWhatTheyLeaveOutFromTheDefault) {

@@ -131,6 +131,36 @@ Result<std::vector<RowField>> FieldsOfSchemaText(const std::string& text) {
   return fields;
 }
 
+Result<AdmissionSpec> AdmissionOfSchemaText(const std::string& text) {
+  AdmissionSpec admission;
+  std::istringstream lines(text);
+  std::string line;
+  while (std::getline(lines, line)) {
+    std::istringstream words(line);
+    std::string kind, after, filter;
+    if (!(words >> kind) || kind != "admission") continue;
+    words >> after >> admission.after >> filter >> admission.filter_bytes;
+    if (!words || after != "after" || filter != "filter" || !admission.on() ||
+        admission.after > kMaxAdmitAfter || admission.filter_bytes < kLeastAdmitFilterBytes) {
+      return CorruptionError(
+          fmt::format("a schema has the line '{}', which is no admission", line));
+    }
+  }
+  return admission;
+}
+
+Result<std::unique_ptr<AdmissionFilter>> ReadAdmissionFilter(RunFolder* folder,
+                                                             const Checkpoint& checkpoint,
+                                                             const std::string& table,
+                                                             const std::string& schema) {
+  TERRACE_ASSIGN_OR_RETURN(const AdmissionSpec spec, AdmissionOfSchemaText(schema));
+  if (!spec.on()) return std::unique_ptr<AdmissionFilter>();
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<AdmissionFilter> filter,
+                           AdmissionFilter::Create(table, spec));
+  TERRACE_RETURN_IF_ERROR(folder->ReadFilter(checkpoint, table, filter.get()));
+  return filter;
+}
+
 Result<std::string> DigestOf(RunReader* reader) {
   const Checkpoint& checkpoint = reader->checkpoint();
   std::map<std::string, TableSum> tables;  // By name: the order of stores is the disks' matter.
@@ -147,6 +177,11 @@ Result<std::string> DigestOf(RunReader* reader) {
     hash.Add("rows", table.rows);
     hash.Add("sum low", static_cast<std::uint64_t>(table.sum));
     hash.Add("sum high", static_cast<std::uint64_t>(table.sum >> 64));
+    TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<AdmissionFilter> filter,
+                             ReadAdmissionFilter(reader->folder(), checkpoint, name, table.schema));
+    if (filter == nullptr) continue;
+    hash.Add("admission", std::string_view(reinterpret_cast<const char*>(filter->cells().data()),
+                                           filter->cells().size()));
   }
   TERRACE_ASSIGN_OR_RETURN(const DenseState dense, reader->folder()->ReadDense(checkpoint));
   hash.Add("network", checkpoint.dense_network);

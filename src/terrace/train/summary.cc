@@ -146,6 +146,13 @@ Status ReadParts(const nlohmann::json& object, RunSummary* summary) {
     TERRACE_RETURN_IF_ERROR(ReadResult(*validation, &result));
     summary->validation = result;
   }
+  if (object.contains("admission")) {
+    JsonFields admission(fields.Object("admission"));
+    summary->admission.emplace();
+    admission.Read("unadmitted_shows", &summary->admission->unadmitted_shows);
+    admission.Read("full_cells", &summary->admission->full_cells);
+    TERRACE_RETURN_IF_ERROR(admission.status());
+  }
   return fields.status();
 }
 
@@ -221,15 +228,16 @@ std::string LongestStage(const PipelineTimes& times) {
 }
 
 std::string IntervalToJson(const IntervalRecord& record) {
-  const Json object = {{"format_version", kMetricsVersion},
-                       {"kind", "interval"},
-                       {"epoch", record.epoch},
-                       {"examples", record.examples},
-                       {"steps", record.steps},
-                       {"bad_lines", record.bad_lines},
-                       {"window", ResultJson(record.window)},
-                       {"progressive", ResultJson(record.progressive)},
-                       {"performance", PerformanceJson(record.performance)}};
+  Json object = {{"format_version", kMetricsVersion},
+                 {"kind", "interval"},
+                 {"epoch", record.epoch},
+                 {"examples", record.examples},
+                 {"steps", record.steps},
+                 {"bad_lines", record.bad_lines},
+                 {"window", ResultJson(record.window)},
+                 {"progressive", ResultJson(record.progressive)}};
+  if (record.unadmitted_shows) object["unadmitted_shows"] = *record.unadmitted_shows;
+  object["performance"] = PerformanceJson(record.performance);
   return object.dump();
 }
 
@@ -245,7 +253,7 @@ std::string ValidationToJson(const ValidationRecord& record) {
 }
 
 std::string SummaryToJson(const RunSummary& summary) {
-  const Json object = {
+  Json object = {
       {"format_version", kSummaryVersion},
       {"finished", summary.finished},
       {"checkpoint", summary.checkpoint},
@@ -275,6 +283,10 @@ std::string SummaryToJson(const RunSummary& summary) {
         {"disk_bytes", summary.ssd.disk_bytes},
         {"checkpoint_only_bytes", summary.ssd.checkpoint_only_bytes}}},
       {"stages", StagesJson(summary.stages)}};
+  if (summary.admission) {
+    object["admission"] = {{"unadmitted_shows", summary.admission->unadmitted_shows},
+                           {"full_cells", summary.admission->full_cells}};
+  }
   return object.dump(2) + "\n";
 }
 
@@ -339,6 +351,12 @@ std::string SummaryTable(const RunSummary& summary, const std::string& run) {
   if (summary.validation) text += Line("validation", MetricsText(*summary.validation));
   text += Line("model", fmt::format("{} rows, {}", FormatCount(summary.rows),
                                     FormatBytes(summary.model_bytes)));
+  if (summary.admission) {
+    text += Line("admission", fmt::format("{} shows of keys without a row yet; {} % of the filter "
+                                          "full",
+                                          FormatCount(summary.admission->unadmitted_shows),
+                                          Number(100 * summary.admission->full_cells, 1)));
+  }
   text +=
       Line("memory", fmt::format("{} at most, of a budget of {}; {} index bytes a key",
                                  FormatBytes(memory.peak_bytes), FormatBytes(memory.budget_bytes),

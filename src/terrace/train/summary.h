@@ -52,6 +52,8 @@ struct IntervalRecord {
   std::uint64_t bad_lines = 0;     // Of this epoch.
   ClickMetricsResult window;       // Of this interval: predicted, then trained.
   ClickMetricsResult progressive;  // Since the start of the run.
+  // Of keys that were not admitted, in this interval; where tables count shows.
+  std::optional<std::uint64_t> unadmitted_shows;
   struct Performance {
     double seconds = 0;           // Wall time of this process.
     double interval_seconds = 0;  // Of the interval; so are all counters below.
@@ -92,6 +94,11 @@ struct ValidationRecord {
 std::string IntervalToJson(const IntervalRecord& record);
 std::string ValidationToJson(const ValidationRecord& record);
 
+struct AdmissionSummary {
+  std::uint64_t unadmitted_shows = 0;  // Of keys that were not admitted.
+  double full_cells = 0;               // Share of the cells of the fullest filter.
+};
+
 struct RunSummary {
   bool finished = false;         // false: interrupted after a checkpoint.
   std::uint64_t checkpoint = 0;  // The newest.
@@ -104,6 +111,7 @@ struct RunSummary {
   double examples_per_second = 0;
   ClickMetricsResult progressive;
   std::optional<ClickMetricsResult> validation;  // The last one.
+  std::optional<AdmissionSummary> admission;  // Where tables count shows.
   std::uint64_t rows = 0;
   std::uint64_t model_bytes = 0;  // Live rows and dense state.
   struct Memory {

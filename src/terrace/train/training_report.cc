@@ -94,6 +94,7 @@ Status TrainingRun::WriteInterval() {
   record.bad_lines = cursor_.bad_lines;
   record.window = window_.Compute();
   record.progressive = progressive_.Compute();
+  if (FilterFilesBytes() > 0) record.unadmitted_shows = std::exchange(unadmitted_in_window_, 0);
   const IntervalRecord::Performance totals = Totals();
   record.performance = totals;
   record.performance.SubtractTotals(last_totals_);
@@ -146,6 +147,10 @@ std::string TrainingRun::SaveTrainerState() const {
   state["validation_due"] = validation_due_;
   if (validation_.has_value())
     state["validation"] = nlohmann::json::parse(ResultToJson(*validation_));
+  if (FilterFilesBytes() > 0) {
+    state["unadmitted_shows"] = unadmitted_shows_;
+    state["unadmitted_in_window"] = unadmitted_in_window_;
+  }
   return state.dump();
 }
 
@@ -154,6 +159,8 @@ Status TrainingRun::RestoreTrainerState(const std::string& json) {
   if (!state.is_object())
     return CorruptionError("the trainer's state in the checkpoint is no JSON object");
   validation_due_ = state.value("validation_due", false);
+  unadmitted_shows_ = state.value("unadmitted_shows", std::uint64_t{0});
+  unadmitted_in_window_ = state.value("unadmitted_in_window", std::uint64_t{0});
   if (!state.contains("validation")) return OkStatus();
   TERRACE_ASSIGN_OR_RETURN(validation_, ResultFromJson(state["validation"].dump()));
   return OkStatus();
@@ -173,6 +180,14 @@ RunSummary TrainingRun::Summarize(bool finished) {
       summary.seconds > 0 ? static_cast<double>(summary.process_examples) / summary.seconds : 0;
   summary.progressive = progressive_.Compute();
   summary.validation = validation_;
+  if (FilterFilesBytes() > 0) {
+    summary.admission.emplace();
+    summary.admission->unadmitted_shows = unadmitted_shows_;
+    for (const auto& filter : filters_) {
+      if (filter == nullptr) continue;
+      summary.admission->full_cells = std::max(summary.admission->full_cells, filter->FullShare());
+    }
+  }
   const StoreStats ssd = stores_->stats();
   summary.rows = ssd.live_rows;
   summary.model_bytes = ssd.live_bytes + model_.network->parameter_floats() * sizeof(float) *

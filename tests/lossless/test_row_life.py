@@ -1,0 +1,130 @@
+"""Which keys have rows, and for how long, is part of the mathematics: the tiers are invisible to it, and so are kills."""
+import json
+import random
+import signal
+import time
+
+import pytest
+
+import harness
+import jobs
+import pairwise
+
+AXES = {
+    "memory.budget": (jobs.SMALL_BUDGET, "192MiB", jobs.LARGE_BUDGET),
+    "pipeline.depth": (0, 1, 2, 4),
+    "training.batch": (256, 1024, 4096),
+    "ssd.shards": (1, 2, 4),
+    "ssd.stale_share": (0.5, 0.1),
+    "ssd.file_size": ("1MiB", "32MiB"),
+    "checkpoint.every_batches": (0, 1, 5),
+    "checkpoint.final_seconds": (0, 10),
+    "interrupt": (None, signal.SIGINT, signal.SIGKILL),
+}
+TABLES = {
+    "admission": {"admit_after": 3, "admit_filter": "256KiB"},
+}
+
+
+@pytest.fixture(scope="module", params=TABLES)
+def job(request, logs):
+    train = logs.criteo(jobs.EVICTING_ROWS, **jobs.EVICTING_LOG)
+    validation = logs.criteo(2000, seed=4, cardinality=40_000, zipf=0.6)
+    job = jobs.evicting([train], [validation], validation={"every_examples": 8192})
+    # So many weights that what is left of the rows does not fit into the small budget.
+    job["table"].update({"dim": 128, **TABLES[request.param]})
+    return job
+
+
+@pytest.fixture(scope="module")
+def reference(terrace, job, tmp_path_factory):
+    """Everything in memory, one stage after another."""
+    run = harness.Run(terrace, tmp_path_factory.mktemp("reference"), job,
+                      **{"memory.budget": jobs.LARGE_BUDGET, "pipeline.depth": 0})
+    run.train().expect(0)
+    assert run.summary()["cache"]["evictions"] == 0, "the reference is to run in memory"
+    if "admit_after" in job["table"]:
+        assert run.summary()["admission"]["unadmitted_shows"] > 100_000, "nearly every key was admitted"
+    return run.result()
+
+
+def train(run, interrupt, rng):
+    """To the end, with a signal on the way; a killed run resumes more than once."""
+    signals = {None: 0, signal.SIGINT: 1, signal.SIGKILL: 2}[interrupt]
+    outcome = None
+    for number in range(signals):
+        process = run.start(*(["--resume"] if number else []))
+        run.wait_for_metrics(process, rng.randrange(2, 12) + 6 * number)
+        time.sleep(0.05 * rng.random())
+        process.signal(interrupt)
+        outcome = process.wait()
+    if signals == 0 or outcome.code != 0:
+        run.train(*(["--resume"] if signals else [])).expect(0)
+
+
+def test_sample(terrace, workspace, job, reference, sample_seed):
+    """Every pair of values of any two settings."""
+    rng = random.Random(sample_seed)
+    rows = pairwise.pairwise(AXES, sample_seed)
+    print(f"--sample-seed {sample_seed}: {len(rows)} combinations")
+    for number, settings in enumerate(rows):
+        print(settings)
+        folder = workspace / str(number)
+        folder.mkdir()
+        interrupt = settings.pop("interrupt")
+        run = harness.Run(terrace, folder, job, **settings)
+        train(run, interrupt, rng)
+        if settings["memory.budget"] == jobs.SMALL_BUDGET:
+            assert run.summary()["cache"]["evictions"] > 0, "nothing was evicted: the budget is not small"
+        harness.assert_same(reference, run.result(), f"with {settings}, interrupt={interrupt}")
+        run.verify()
+        harness.remove(folder)
+
+
+def test_a_resume_with_another_life_of_rows_is_refused(terrace, workspace, job):
+    run = harness.Run(terrace, workspace, job, **{"training.max_examples": 2048})
+    run.train().expect(0)
+    for setting, value in TABLES_CHANGED.items():
+        if setting in job["table"]:
+            outcome = run.train("--resume", "--set", f"table.{setting}={value}").expect(2)
+            assert "identify another model" in outcome.output and str(value) in outcome.output, outcome.output
+
+
+TABLES_CHANGED = {"admit_after": 4, "admit_filter": 524288}
+
+
+def test_a_damaged_filter_is_found(terrace, workspace, job):
+    if "admit_after" not in job["table"]:
+        pytest.skip("a test of admission")
+    run = harness.Run(terrace, workspace, job, **{"training.max_examples": 2048})
+    run.train().expect(0)
+    newest = sorted((run.path / "admission").iterdir())[-1]
+    damaged = bytearray(newest.read_bytes())
+    damaged[len(damaged) // 2] ^= 4
+    newest.write_bytes(damaged)
+    shown = json.loads(terrace.text("inspect", run.path, "--verify", "--json", code=1))
+    assert any(newest.name in finding["file"] for finding in shown["findings"]), shown
+    assert newest.name in terrace("inspect", run.path, "--digest", log=workspace / "digest.log").expect(1).output
+
+
+def test_admission_leaves_out_what_it_says(terrace, workspace, job, logs):
+    """A key has a row if and only if it was seen in a mini-batch before which it was shown often enough."""
+    if "admit_after" not in job["table"]:
+        pytest.skip("a test of admission")
+    minibatch, after = job["training"]["minibatch"], job["table"]["admit_after"]
+    run = harness.Run(terrace, workspace, job, **{"table.admit_filter": "16MiB", "data.epochs": 1,
+                                                  "memory.budget": "256MiB"})
+    run.train().expect(0)
+    lines = [line.rstrip("\n").split("\t")[14:] for line in open(job["data"]["train"][0])]
+    shows, rows = {}, set()
+    for start in range(0, len(lines), minibatch):
+        keys = [(14 + slot) << 48 | int(text, 16) for line in lines[start:start + minibatch]
+                for slot, text in enumerate(line) if text]
+        rows |= {key for key in keys if shows.get(key, 0) >= after}
+        for key in keys:
+            shows[key] = shows.get(key, 0) + 1
+    assert run.summary()["rows"] == len(rows) > 1000
+    sample = random.Random(1).sample(sorted(shows), 500)
+    options = [part for key in sample for part in ("--key", key)]
+    shown = json.loads(terrace.text("inspect", run.path, "--json", *options))["rows"]
+    assert {row["key"] for row in shown} == rows & set(sample)
