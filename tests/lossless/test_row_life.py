@@ -23,6 +23,9 @@ AXES = {
 }
 TABLES = {
     "admission": {"admit_after": 3, "admit_filter": "256KiB"},
+    "expiry": {"expire_every_examples": 1500, "expire_after": 4000, "expire_below": 0.09, "expire_decay": 0.8},
+    "both": {"admit_after": 2, "admit_filter": "256KiB", "expire_every_examples": 700, "expire_after": 5000,
+             "expire_below": 0.15, "expire_decay": 0.95},
 }
 
 
@@ -31,8 +34,8 @@ def job(request, logs):
     train = logs.criteo(jobs.EVICTING_ROWS, **jobs.EVICTING_LOG)
     validation = logs.criteo(2000, seed=4, cardinality=40_000, zipf=0.6)
     job = jobs.evicting([train], [validation], validation={"every_examples": 8192})
-    # So many weights that what is left of the rows does not fit into the small budget.
-    job["table"].update({"dim": 128, **TABLES[request.param]})
+    # With so many weights what is left of the rows does not fit into the small budget.
+    job["table"].update({"dim": 64 if request.param == "expiry" else 128, **TABLES[request.param]})
     return job
 
 
@@ -45,6 +48,8 @@ def reference(terrace, job, tmp_path_factory):
     assert run.summary()["cache"]["evictions"] == 0, "the reference is to run in memory"
     if "admit_after" in job["table"]:
         assert run.summary()["admission"]["unadmitted_shows"] > 100_000, "nearly every key was admitted"
+    if "expire_every_examples" in job["table"]:
+        assert run.summary()["expiry"]["renewed"] > 1000, "nearly no row has expired"
     return run.result()
 
 
@@ -90,7 +95,8 @@ def test_a_resume_with_another_life_of_rows_is_refused(terrace, workspace, job):
             assert "identify another model" in outcome.output and str(value) in outcome.output, outcome.output
 
 
-TABLES_CHANGED = {"admit_after": 4, "admit_filter": 524288}
+TABLES_CHANGED = {"admit_after": 4, "admit_filter": 524288, "expire_every_examples": 4321, "expire_after": 4321,
+                  "expire_below": 0.4321, "expire_decay": 0.4321}
 
 
 def test_a_damaged_filter_is_found(terrace, workspace, job):
@@ -109,8 +115,8 @@ def test_a_damaged_filter_is_found(terrace, workspace, job):
 
 def test_admission_leaves_out_what_it_says(terrace, workspace, job, logs):
     """A key has a row if and only if it was seen in a mini-batch before which it was shown often enough."""
-    if "admit_after" not in job["table"]:
-        pytest.skip("a test of admission")
+    if "admit_after" not in job["table"] or "expire_every_examples" in job["table"]:
+        pytest.skip("a test of admission alone")
     minibatch, after = job["training"]["minibatch"], job["table"]["admit_after"]
     run = harness.Run(terrace, workspace, job, **{"table.admit_filter": "16MiB", "data.epochs": 1,
                                                   "memory.budget": "256MiB"})
@@ -128,3 +134,52 @@ def test_admission_leaves_out_what_it_says(terrace, workspace, job, logs):
     options = [part for key in sample for part in ("--key", key)]
     shown = json.loads(terrace.text("inspect", run.path, "--json", *options))["rows"]
     assert {row["key"] for row in shown} == rows & set(sample)
+
+
+def test_readers_see_what_training_sees(terrace, workspace, job, logs):
+    """`evaluate` of the last checkpoint and the validation at that moment are the same, on rows that have partly expired."""
+    run = harness.Run(terrace, workspace, job)
+    run.train().expect(0)
+    validation = run.summary()["validation"]
+    shown = json.loads(terrace.text("evaluate", run.path, "--data", *job["data"]["validation"], "--json"))
+    assert shown["logloss"] == validation["logloss"] and shown["auc"] == validation["auc"]
+    assert json.loads(terrace.text("inspect", run.path, "--json"))["tables"][0]["rows"] == run.summary()["rows"]
+
+
+def test_expired_rows_leave_the_disk(terrace, workspace, job):
+    """A run whose rows expire ends with no more on disk than it needs; one without expiry with several times that."""
+    if "expire_every_examples" not in job["table"]:
+        pytest.skip("a test of expiry")
+    sizes = {}
+    for name in ("with", "without"):
+        table = dict(job["table"])
+        if name == "without":
+            for setting in [setting for setting in table if setting.startswith("expire_")]:
+                del table[setting]
+        # Files small enough that compaction can follow.
+        run = harness.Run(terrace, workspace, {**job, "table": table}, name,
+                          **{"checkpoint.keep": 1, "ssd.file_size": "256KiB", "pipeline.depth": 0})
+        run.train().expect(0)
+        summary = run.summary()
+        sizes[name] = sum(path.stat().st_blocks * 512 for path in (run.path / "rows").rglob("rows-*"))
+        if name == "with":
+            assert summary["expiry"]["dropped"] + summary["expiry"]["unwritten"] > 1000
+            rows = summary["rows"]
+        else:
+            assert rows < 0.9 * summary["rows"]
+    assert sizes["with"] < 0.9 * sizes["without"], sizes
+
+
+@pytest.mark.parametrize("point", ("store.sweep.before_read", "store.sweep.after_index", "checkpoint.before_filter"))
+def test_killed_within(terrace, workspace, job, reference, point):
+    if ("expire_every_examples" if "sweep" in point else "admit_after") not in job["table"]:
+        pytest.skip("the run does not pass it")
+    for hit in (1, 2, 7):
+        run = harness.Run(terrace, workspace, job, f"run{hit}", **{"ssd.file_size": "1MiB", "ssd.shards": 2})
+        outcome = run.train("--test-kill-at", f"{point}:{hit}")
+        assert outcome.code in (-signal.SIGKILL, 0), outcome.output[-4000:]
+        assert hit > 1 or outcome.code != 0, f"{point} was not hit"
+        run.train("--resume").expect(0)
+        harness.assert_same(reference, run.result(), f"killed at {point}:{hit}")
+        run.verify()
+        harness.remove(run.path)

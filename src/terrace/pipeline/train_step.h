@@ -26,6 +26,7 @@ namespace terrace {
 struct StepTable {
   const RowSchema* schema = nullptr;
   std::vector<PooledSlot> slots;  // The table's slots.
+  std::uint64_t seed = 0;         // Of the rows that begin anew because they have expired.
   bool admits = false;  // Local rows may have no place: they read as zeros and learn nothing.
 };
 
@@ -63,6 +64,10 @@ class StepExecutor {
   // Predicts only. Rows that `places` has as nullptr read as zeros.
   Result<std::span<const SlicePrediction>> Predict(const WorkItem& item, std::uint32_t m);
 
+  // Rows that had expired when training touched them, since the start. What the stores have dropped
+  // by then is not among them.
+  std::uint64_t renewed_rows() const;
+
   // Runs forward and backward on zeros in every context, so that all memory they will use is in
   // use. Changes nothing.
   Status WarmUp();
@@ -76,6 +81,9 @@ class StepExecutor {
   void Prepare(const WorkItem& item, std::uint32_t m);
   void ForwardSlice(const WorkItem& item, std::uint32_t m, Slice* slice);
   void BackwardSlice(Slice* slice);
+  // Begins the mini-batch's expired rows anew, before anything reads them.
+  void RenewRows(const WorkItem& item, std::uint32_t m, std::uint64_t position);
+  void RenewPart(const WorkItem& item, std::uint32_t m, std::uint64_t position, int part);
   void ApplyRows(const WorkItem& item, std::uint32_t m, int part, const StepRates& rates,
                  std::uint64_t examples_seen);
   Status FirstError() const;

@@ -12,6 +12,7 @@
 
 #include "terrace/base/ids.h"
 #include "terrace/base/status.h"
+#include "terrace/table/expiry.h"
 
 namespace terrace {
 
@@ -60,6 +61,8 @@ struct AdmissionSpec {
 };
 inline constexpr std::uint32_t kMaxAdmitAfter = 65535;  // A cell of the filter has 16 bits at most.
 inline constexpr std::uint64_t kLeastAdmitFilterBytes = 4096;
+// kInvalidArgument, as Create below.
+Status CheckExpiry(const ExpirySpec& spec);
 
 // The names a segment may have: pooled by slot into the network's input block, or one weight per
 // key summed over the example.
@@ -87,9 +90,10 @@ class RowSchema {
   // kInvalidArgument: no segment, a name that is unknown or given twice, a zero or huge dimension,
   // a wide segment of more than one weight, FTRL with an initializer other than zeros or with the
   // table's l2, settings of an optimizer that could divide by zero, an admission that no filter can
-  // count.
+  // count, an expiry without a reason to expire or with weights that could let a score rise.
   static Result<RowSchema> Create(std::string table, std::vector<SegmentSpec> segments,
-                                  const AdmissionSpec& admission = {});
+                                  const AdmissionSpec& admission = {},
+                                  const ExpirySpec& expiry = {});
 
   const std::string& table() const { return table_; }
   std::span<const Segment> segments() const { return segments_; }
@@ -99,6 +103,8 @@ class RowSchema {
   std::uint32_t weight_floats() const {
     return weight_floats_;
   }  // All segments' weights lie side by side at offset 0.
+  // Of show, click and last_seen together, the row's last kStatisticsBytes.
+  std::uint32_t statistics_offset() const { return show_offset_; }
   std::uint32_t show_offset() const { return show_offset_; }    // float
   std::uint32_t click_offset() const { return click_offset_; }  // float
   std::uint32_t last_seen_offset() const {
@@ -106,6 +112,7 @@ class RowSchema {
   }  // uint64, count of examples trained
   std::span<const RowField> fields() const { return fields_; }
   const AdmissionSpec& admission() const { return admission_; }
+  const ExpiryRule& expiry() const { return expiry_; }
   // Canonical text: two schemas with equal text have equal rows. Part of what identifies a model.
   std::string ToText() const;
 
@@ -118,6 +125,7 @@ class RowSchema {
   std::vector<Segment> segments_;
   std::vector<RowField> fields_;
   AdmissionSpec admission_;
+  ExpiryRule expiry_;
   std::uint32_t row_bytes_ = 0;
   std::uint32_t weight_floats_ = 0;
   std::uint32_t show_offset_ = 0;

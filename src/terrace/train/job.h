@@ -40,6 +40,7 @@ struct TableJob {
   InitializerSpec initializer;
   float l2 = 0;
   AdmissionSpec admission{0, std::uint64_t{64} << 20};
+  ExpirySpec expiry;
 };
 
 struct SlotJob {

@@ -51,6 +51,13 @@ Result<std::vector<RowField>> FieldsOfSchemaText(const std::string& text);
 // When keys get rows, likewise. kCorruption: no such text.
 Result<AdmissionSpec> AdmissionOfSchemaText(const std::string& text);
 
+// When rows expire, likewise.
+Result<ExpiryRule> ExpiryOfSchemaText(const std::string& text);
+
+// The rows of a store that count at a position. Reads every row where the rule lets any expire.
+Result<std::uint64_t> CountRowsAt(Store* store, const ExpiryRule& expiry, std::uint64_t position,
+                                  std::uint64_t buffer_bytes);
+
 // The admission filter of a table, read and checked; its memory is that of the job's admit_filter.
 // Null: the table, whose schema has that text, has none.
 Result<std::unique_ptr<AdmissionFilter>> ReadAdmissionFilter(RunFolder* folder,

@@ -48,6 +48,11 @@ Json ResultJson(const ClickMetricsResult& result) {
           {"mean_prediction", result.mean_prediction}};
 }
 
+Json ExpiryJson(const ExpiryCounts& counts) {
+  return {
+      {"renewed", counts.renewed}, {"unwritten", counts.unwritten}, {"dropped", counts.dropped}};
+}
+
 Json PerformanceJson(const IntervalRecord::Performance& performance) {
   Json channels = Json::array();
   for (const ChannelRecord& channel : performance.channels) {
@@ -58,36 +63,38 @@ Json PerformanceJson(const IntervalRecord::Performance& performance) {
   }
   const auto& cache = performance.cache;
   const auto& ssd = performance.ssd;
-  return {{"seconds", performance.seconds},
-          {"interval_seconds", performance.interval_seconds},
-          {"examples_per_second", performance.examples_per_second},
-          {"batch_examples", performance.batch_examples},
-          {"stages", StagesJson(performance.stages)},
-          {"cache",
-           {{"hits", cache.hits},
-            {"misses", cache.misses},
-            {"created", cache.created},
-            {"evictions", cache.evictions},
-            {"rows", cache.rows},
-            {"used_bytes", cache.used_bytes},
-            {"capacity_bytes", cache.capacity_bytes}}},
-          {"ssd",
-           {{"read_seconds", ssd.read_seconds},
-            {"write_seconds", ssd.write_seconds},
-            {"compaction_seconds", ssd.compaction_seconds},
-            {"read_bytes", ssd.read_bytes},
-            {"write_bytes", ssd.write_bytes},
-            {"read_requests", ssd.read_requests},
-            {"rows_read", ssd.rows_read},
-            {"rows_written", ssd.rows_written},
-            {"rows_compacted", ssd.rows_compacted},
-            {"mistaken_reads", ssd.mistaken_reads},
-            {"live_bytes", ssd.live_bytes},
-            {"disk_bytes", ssd.disk_bytes},
-            {"write_amplification", ssd.write_amplification}}},
-          {"channels", channels},
-          {"index_bytes", performance.index_bytes},
-          {"resident_bytes", performance.resident_bytes}};
+  Json object = {{"seconds", performance.seconds},
+                 {"interval_seconds", performance.interval_seconds},
+                 {"examples_per_second", performance.examples_per_second},
+                 {"batch_examples", performance.batch_examples},
+                 {"stages", StagesJson(performance.stages)},
+                 {"cache",
+                  {{"hits", cache.hits},
+                   {"misses", cache.misses},
+                   {"created", cache.created},
+                   {"evictions", cache.evictions},
+                   {"rows", cache.rows},
+                   {"used_bytes", cache.used_bytes},
+                   {"capacity_bytes", cache.capacity_bytes}}},
+                 {"ssd",
+                  {{"read_seconds", ssd.read_seconds},
+                   {"write_seconds", ssd.write_seconds},
+                   {"compaction_seconds", ssd.compaction_seconds},
+                   {"read_bytes", ssd.read_bytes},
+                   {"write_bytes", ssd.write_bytes},
+                   {"read_requests", ssd.read_requests},
+                   {"rows_read", ssd.rows_read},
+                   {"rows_written", ssd.rows_written},
+                   {"rows_compacted", ssd.rows_compacted},
+                   {"mistaken_reads", ssd.mistaken_reads},
+                   {"live_bytes", ssd.live_bytes},
+                   {"disk_bytes", ssd.disk_bytes},
+                   {"write_amplification", ssd.write_amplification}}},
+                 {"channels", channels},
+                 {"index_bytes", performance.index_bytes},
+                 {"resident_bytes", performance.resident_bytes}};
+  if (performance.expiry) object["expiry"] = ExpiryJson(*performance.expiry);
+  return object;
 }
 
 Status ReadResult(const nlohmann::json& object, ClickMetricsResult* result) {
@@ -153,6 +160,14 @@ Status ReadParts(const nlohmann::json& object, RunSummary* summary) {
     admission.Read("full_cells", &summary->admission->full_cells);
     TERRACE_RETURN_IF_ERROR(admission.status());
   }
+  if (object.contains("expiry")) {
+    JsonFields expiry(fields.Object("expiry"));
+    summary->expiry.emplace();
+    expiry.Read("renewed", &summary->expiry->renewed);
+    expiry.Read("unwritten", &summary->expiry->unwritten);
+    expiry.Read("dropped", &summary->expiry->dropped);
+    TERRACE_RETURN_IF_ERROR(expiry.status());
+  }
   return fields.status();
 }
 
@@ -213,6 +228,11 @@ void IntervalRecord::Performance::SubtractTotals(const Performance& before) {
   ssd.rows_written -= before.ssd.rows_written;
   ssd.rows_compacted -= before.ssd.rows_compacted;
   ssd.mistaken_reads -= before.ssd.mistaken_reads;
+  if (expiry && before.expiry) {
+    expiry->renewed -= before.expiry->renewed;
+    expiry->unwritten -= before.expiry->unwritten;
+    expiry->dropped -= before.expiry->dropped;
+  }
 }
 
 std::string LongestStage(const PipelineTimes& times) {
@@ -287,6 +307,7 @@ std::string SummaryToJson(const RunSummary& summary) {
     object["admission"] = {{"unadmitted_shows", summary.admission->unadmitted_shows},
                            {"full_cells", summary.admission->full_cells}};
   }
+  if (summary.expiry) object["expiry"] = ExpiryJson(*summary.expiry);
   return object.dump(2) + "\n";
 }
 
@@ -356,6 +377,13 @@ std::string SummaryTable(const RunSummary& summary, const std::string& run) {
                                           "full",
                                           FormatCount(summary.admission->unadmitted_shows),
                                           Number(100 * summary.admission->full_cells, 1)));
+  }
+  if (summary.expiry) {
+    text += Line("expiry", fmt::format("{} rows begun anew, {} not written back, {} dropped on "
+                                       "disk",
+                                       FormatCount(summary.expiry->renewed),
+                                       FormatCount(summary.expiry->unwritten),
+                                       FormatCount(summary.expiry->dropped)));
   }
   text +=
       Line("memory", fmt::format("{} at most, of a budget of {}; {} index bytes a key",

@@ -60,10 +60,12 @@ TEST(Summary, ComesBackEqual) {
   EXPECT_TRUE(std::isnan(back->progressive.calibration));
   RunSummary with = SampleSummary();
   with.admission = {18, 0.5};
+  with.expiry = {19, 20, 21};
   back = SummaryFromJson(SummaryToJson(with));
   ASSERT_TRUE(back.ok()) << back.status().ToString();
   EXPECT_EQ(SummaryToJson(*back), SummaryToJson(with));
   EXPECT_THAT(SummaryTable(with, "r"), HasSubstr("18 shows of keys without a row yet; 50.0 %"));
+  EXPECT_THAT(SummaryTable(with, "r"), HasSubstr("19 rows begun anew, 20 not written back, 21"));
   RunSummary without = SampleSummary();
   without.validation.reset();
   EXPECT_FALSE(SummaryFromJson(SummaryToJson(without))->validation.has_value());

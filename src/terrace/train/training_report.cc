@@ -8,6 +8,7 @@
 
 #include "terrace/base/log.h"
 #include "terrace/base/memory.h"
+#include "terrace/train/run_reader.h"
 #include "terrace/train/training_run.h"
 
 namespace terrace {
@@ -81,6 +82,7 @@ IntervalRecord::Performance TrainingRun::Totals() const {
       now.channels.push_back({channel.name, channel.capacity, channel.size, channel.bytes});
     }
   }
+  if (AnyExpires()) now.expiry = CountExpired();
   now.index_bytes = ssd.index_bytes;
   now.resident_bytes = ReadProcessMemory().resident_bytes;
   return now;
@@ -166,7 +168,29 @@ Status TrainingRun::RestoreTrainerState(const std::string& json) {
   return OkStatus();
 }
 
-RunSummary TrainingRun::Summarize(bool finished) {
+bool TrainingRun::AnyExpires() const {
+  return std::any_of(expiry_.begin(), expiry_.end(),
+                     [](const auto& expiry) { return expiry != nullptr; });
+}
+
+ExpiryCounts TrainingRun::CountExpired() const {
+  return {model_.executor->renewed_rows(), CacheStats().expired, stores_->stats().rows_expired};
+}
+
+Result<std::uint64_t> TrainingRun::CountRows() {
+  std::uint64_t rows = 0;
+  for (std::size_t t = 0; t < plan_->tables.size(); ++t) {
+    for (Store* store : stores_->table(t)) {
+      TERRACE_ASSIGN_OR_RETURN(const std::uint64_t some,
+                               CountRowsAt(store, plan_->tables[t].schema.expiry(),
+                                           cursor_.examples, memory_.io_buffer_bytes));
+      rows += some;
+    }
+  }
+  return rows;
+}
+
+Result<RunSummary> TrainingRun::Summarize(bool finished) {
   RunSummary summary;
   summary.finished = finished;
   summary.checkpoint = last_checkpoint_;
@@ -190,6 +214,11 @@ RunSummary TrainingRun::Summarize(bool finished) {
   }
   const StoreStats ssd = stores_->stats();
   summary.rows = ssd.live_rows;
+  // A signal is answered soon: then what is not swept yet stays in the number.
+  if (finished) {
+    TERRACE_ASSIGN_OR_RETURN(summary.rows, CountRows());
+  }
+  if (AnyExpires()) summary.expiry = CountExpired();
   summary.model_bytes = ssd.live_bytes + model_.network->parameter_floats() * sizeof(float) *
                                              model_.network->Save().buffers.size();
   summary.memory.budget_bytes = job_.memory.budget_bytes;

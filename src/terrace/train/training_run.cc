@@ -37,11 +37,18 @@ Status TrainingRun::TrainMinibatch(WorkItem* item, std::uint32_t m) {
     cursor_ =
         batch.cursors[std::min<std::size_t>(item->first_minibatch + m, batch.cursors.size() - 1)];
   }
+  SetTrainedPosition();
   const Status status = AfterMinibatch(item, m, before, batch_ends && batch.ends_epoch);
   // The mini-batch is trained whatever failed after it: a checkpoint that is taken now has to hold
   // it.
   if (!status.ok()) MarkTrained(item, std::min(m + 1, item->minibatches));
   return status;
+}
+
+void TrainingRun::SetTrainedPosition() {
+  for (std::size_t t = 0; t < expiry_.size(); ++t) {
+    if (expiry_[t] != nullptr && expiry_[t]->SetPosition(cursor_.examples)) stores_->WantSweep(t);
+  }
 }
 
 Status TrainingRun::AfterMinibatch(WorkItem* item, std::uint32_t m, std::uint64_t before,
@@ -280,7 +287,7 @@ Result<TrainOutcome> TrainingRun::Run() {
   TERRACE_RETURN_IF_ERROR(TakeCheckpoint(!interrupted_).WithContext("final checkpoint"));
   TrainOutcome outcome;
   outcome.interrupted = interrupted_;
-  outcome.summary = Summarize(!interrupted_);
+  TERRACE_ASSIGN_OR_RETURN(outcome.summary, Summarize(!interrupted_));
   TERRACE_RETURN_IF_ERROR(WriteSummary(outcome.summary));
   return outcome;
 }
@@ -315,7 +322,7 @@ Status TrainingRun::Validate() {
   DataOptions options = job_.validation_data;
   options.read_ahead_bytes = train_read_ahead_bytes_;
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<ExampleSource> source, OpenSource(fs_, options));
-  PeekProvider rows(cache_pointers_, &*plan_, 4 * kMiB);
+  PeekProvider rows(cache_pointers_, &*plan_, 4 * kMiB, cursor_.examples);
   ClickMetrics metrics;
   const std::uint32_t minibatch = job_.training.minibatch;
   TERRACE_RETURN_IF_ERROR(Evaluate(source.get(), minibatch * std::max(1u, 4096 / minibatch),

@@ -28,6 +28,7 @@
 #include "terrace/train/model_runtime.h"
 #include "terrace/train/run_stores.h"
 #include "terrace/train/summary.h"
+#include "terrace/train/trained_expiry.h"
 #include "terrace/train/trainer.h"
 
 namespace terrace {
@@ -58,6 +59,8 @@ class TrainingRun {
 
   // Stage 4: one mini-batch and what is due after it.
   Status TrainMinibatch(WorkItem* item, std::uint32_t m);
+  // Tells the tiers how far training is.
+  void SetTrainedPosition();
   // What is due at the boundary after it: metrics, validation, checkpoint, stop. before: examples
   // before it.
   Status AfterMinibatch(WorkItem* item, std::uint32_t m, std::uint64_t before, bool epoch_ends);
@@ -103,7 +106,11 @@ class TrainingRun {
   void ShowProgress();
   std::string SaveTrainerState() const;
   Status RestoreTrainerState(const std::string& json);
-  RunSummary Summarize(bool finished);
+  Result<RunSummary> Summarize(bool finished);
+  // Of all tables, without expired ones: reads every row of tables that have an expiry.
+  Result<std::uint64_t> CountRows();
+  bool AnyExpires() const;
+  ExpiryCounts CountExpired() const;
   Status WriteSummary(const RunSummary& summary);
 
   FileSystem* const fs_;
@@ -124,6 +131,7 @@ class TrainingRun {
   MemoryPlan memory_;
   std::unique_ptr<RunFolder> run_;
   std::unique_ptr<DiskQuota> quota_;
+  std::vector<std::unique_ptr<TrainedExpiry>> expiry_;  // By table; null: rows never expire.
   std::unique_ptr<RunStores> stores_;
   // By table; null: every key has a row. Stage 2's are as far as it has planned.
   std::vector<std::unique_ptr<AdmissionFilter>> planned_filters_;

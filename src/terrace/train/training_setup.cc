@@ -124,6 +124,11 @@ Status TrainingRun::OpenRun(RunMode mode) {
   options.io_buffer_bytes = memory_.io_buffer_bytes;
   options.background = job_.pipeline.depth > 0;
   options.on_pressure = [this] { return DropOldest(); };
+  for (const TablePlan& table : plan_->tables) {
+    expiry_.push_back(table.schema.expiry().on() ? std::make_unique<TrainedExpiry>(&table.schema)
+                                                 : nullptr);
+    options.expiry.push_back(expiry_.back().get());
+  }
   TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids, run_->ListCheckpoints());
   const std::string metrics_path = JoinPath(run_->path(), "metrics.jsonl");
   if (ids.empty()) {
@@ -193,6 +198,7 @@ Status TrainingRun::Restore(const Checkpoint& checkpoint) {
   cursor_ = checkpoint.cursor;
   steps_ = checkpoint.steps;
   last_checkpoint_ = checkpoint.id;
+  SetTrainedPosition();
   LogText(LogLevel::kInfo, fmt::format("resuming from checkpoint {} at example {}", checkpoint.id,
                                        FormatCount(cursor_.examples)));
   return OkStatus();
@@ -219,6 +225,7 @@ Status TrainingRun::MakeCaches() {
     options.flush_bytes =
         std::clamp<std::uint64_t>(options.capacity_bytes / 16, kMiB / 4, 16 * kMiB);
     options.background = job_.pipeline.depth > 0;
+    options.expiry = expiry_[t].get();
     options.create_row = [schema, seed = job_.seed](Key key, std::byte* row) {
       schema->InitializeRow(seed, key, row);
     };
