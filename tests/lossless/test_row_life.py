@@ -183,3 +183,32 @@ def test_killed_within(terrace, workspace, job, reference, point):
         harness.assert_same(reference, run.result(), f"killed at {point}:{hit}")
         run.verify()
         harness.remove(run.path)
+
+
+def test_tables_of_their_own(terrace, workspace, logs, sample_seed):
+    """Each table counts and forgets by its own settings, one with a filter that is half full."""
+    rng = random.Random(sample_seed)
+    job = jobs.evicting([logs.criteo(jobs.EVICTING_ROWS, **jobs.EVICTING_LOG)],
+                        [logs.criteo(2000, seed=4, cardinality=40_000, zipf=0.6)], validation={"every_examples": 8192})
+    job["network"]["wide"] = True
+    job["tables"] = {
+        "ads": {"dim": 16, "admit_after": 2, "admit_filter": "64KiB", "optimizer": {"type": "adam"}},
+        "users": {"dim": 32, "expire_every_examples": 900, "expire_below": 0.12, "expire_decay": 0.9,
+                  "optimizer": {"type": "ftrl"}},
+    }
+    job["slots"] = {f"C{i}": {"table": "ads"} for i in range(1, 6)}
+    job["slots"] |= {f"C{i}": {"table": "users", "pooling": "mean"} for i in range(6, 16)} | {"C20": {"table": "ads", "dim": 3}}
+    results = {}
+    for name, changes, interrupt in (
+            ("memory", {"memory.budget": jobs.LARGE_BUDGET, "pipeline.depth": 0}, None),
+            ("small", {"memory.budget": "192MiB"}, None),
+            ("killed", {"memory.budget": "192MiB", "pipeline.depth": 3, "training.batch": 512, "ssd.shards": 2,
+                        "checkpoint.every_batches": 1, "ssd.file_size": "1MiB"}, signal.SIGKILL)):
+        run = harness.Run(terrace, workspace, job, name, **changes)
+        train(run, interrupt, rng)
+        results[name] = run.result()
+        harness.assert_same(results["memory"], results[name], name)
+        run.verify()
+    summary = run.summary()
+    assert summary["cache"]["evictions"] > 0 and summary["admission"]["full_cells"] > 0.2
+    assert {path.name.split("-", 2)[2] for path in (run.path / "admission").iterdir()} == {"ads", "ads.dim3"}
