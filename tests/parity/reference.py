@@ -145,10 +145,25 @@ class Dnn:
         self.states = {key: self.sparse.new_state(dim) for key in rows}
         self.wide_rows = {key: numpy.zeros(1) for key in rows}
         self.wide_states = {key: self.sparse.new_state(1) for key in rows}
+        # docs/admission.md, with exact counts.
+        self.admit_after, self.shows = job["table"].get("admit_after", 0), {}
+        self.unadmitted = 0  # Shows of keys that were not.
+        # docs/expiry.md, tested and decayed at each point for all rows.
+        self.expiry = {"every": job["table"].get("expire_every_examples", 0), "after": job["table"].get("expire_after", 0),
+                       "below": job["table"].get("expire_below", 0), "show": job["table"].get("expire_show_weight", 0.1),
+                       "click": job["table"].get("expire_click_weight", 1.0), "decay": job["table"].get("expire_decay", 0.98)}
+        self.first_rows = {key: row.copy() for key, row in rows.items()}
+        self.statistics = {}  # Of rows that exist: [show, click, last seen].
+        self.examples = self.expired = 0
+
+    def admitted(self, key):
+        return self.admit_after < 2 or self.shows.get(key, 0) >= self.admit_after
 
     def step(self, labels, dense, keys):
         count = len(labels)
-        embedding = numpy.array([numpy.concatenate([self.rows[k] for k in line]) for line in keys])
+        zeros = numpy.zeros(self.dim)
+        embedding = numpy.array([numpy.concatenate([self.rows[k] if self.admitted(k) else zeros for k in line])
+                                 for line in keys])
         activations = [numpy.concatenate([embedding, dense], axis=1)]
         layers = len(self.parameters) // 2
         for i in range(layers):
@@ -158,7 +173,7 @@ class Dnn:
                 self.nearest_kink = min(self.nearest_kink, float(numpy.abs(z).min()))
         logit = activations[-1][:, 0]
         if self.wide:
-            logit = logit + numpy.array([sum(self.wide_rows[k][0] for k in line) for line in keys])
+            logit = logit + numpy.array([sum(self.wide_rows[k][0] for k in line if self.admitted(k)) for line in keys])
         loss = float(numpy.mean(numpy.logaddexp(0, logit) - labels * logit))
 
         logit_gradient = (1 / (1 + numpy.exp(-logit)) - labels) / count
@@ -170,12 +185,17 @@ class Dnn:
                 gradient = gradient * (activations[i] > 0)
         self.dense.apply(self.parameters, gradients)
         self.apply_sparse(keys, gradient, logit_gradient)
+        self.count_statistics(labels, keys)
+        self.count_shows(keys)
+        self.expire(count)
         return loss
 
     def apply_sparse(self, keys, gradient, logit_gradient):
         sums, wide_sums = {}, {}
         for e, line in enumerate(keys):
             for slot, key in enumerate(line):
+                if not self.admitted(key):
+                    continue
                 sums[key] = sums.get(key, 0) + gradient[e, slot * self.dim:(slot + 1) * self.dim]
                 wide_sums[key] = wide_sums.get(key, 0) + logit_gradient[e]
         for key, g in sums.items():
@@ -183,3 +203,38 @@ class Dnn:
             if self.wide:
                 self.wide_rows[key] = self.sparse.apply(self.wide_rows[key], numpy.array([wide_sums[key]]),
                                                         self.wide_states[key])
+
+    def count_statistics(self, labels, keys):
+        for label, line in zip(labels, keys):
+            for key in filter(self.admitted, set(line)):
+                show, click, _ = self.statistics.get(key, (0, 0, 0))
+                self.statistics[key] = [show + 1, click + label, self.examples + len(labels)]
+
+    def expire(self, count):
+        """At the end of a mini-batch that reaches multiples of `every`; rows that it held are spared."""
+        before, self.examples = self.examples, self.examples + count
+        every = self.expiry["every"]
+        points = self.examples // every - before // every if every else 0
+        if points == 0:
+            return
+        newest = self.examples // every * every
+        for key, (show, click, seen) in list(self.statistics.items()):
+            if seen == self.examples:
+                continue
+            if self.expiry["below"] > 0:
+                show, click = show * self.expiry["decay"] ** points, click * self.expiry["decay"] ** points
+            self.statistics[key] = [show, click, seen]
+            score = self.expiry["show"] * (show - click) + self.expiry["click"] * click
+            old = self.expiry["after"] > 0 and newest - seen >= self.expiry["after"]
+            if old or score < self.expiry["below"]:
+                del self.statistics[key]
+                self.expired += 1
+                self.rows[key], self.states[key] = self.first_rows[key].copy(), self.sparse.new_state(self.dim)
+                self.wide_rows[key], self.wide_states[key] = numpy.zeros(1), self.sparse.new_state(1)
+
+    def count_shows(self, keys):
+        """They count from the next mini-batch on."""
+        shown = [key for line in keys for key in set(line)]
+        self.unadmitted += sum(not self.admitted(key) for key in shown)
+        for key in shown:
+            self.shows[key] = self.shows.get(key, 0) + 1

@@ -83,8 +83,10 @@ def compare(terrace, workspace, parsed, job):
         # first steps make that large: the logs and rates here are such that it does not happen.
         assert error <= (1e-5 if step < 20 else 1e-3), \
             f"step {step}: {loss}, expected {expected}; the ReLU nearest to its kink was at {model.nearest_kink:.1e}"
+    assert run.summary().get("admission", {}).get("unadmitted_shows", 0) == model.unadmitted
     print(f"largest error: {largest[0]:.1e} in 20 steps, {largest[1]:.1e} in {STEPS}")
     assert sum(losses[-20:]) / 20 < first, "nothing was learnt: the comparison proves little"
+    return model
 
 
 @pytest.mark.parametrize("dense", DENSE)
@@ -96,6 +98,49 @@ def test_pair(terrace, workspace, log, parsed, sparse, dense):
 @pytest.mark.parametrize("sparse", ("adagrad", "ftrl"))
 def test_wide(terrace, workspace, log, parsed, sparse):
     compare(terrace, workspace, parsed, job_of(log, sparse, "adam", wide=True))
+
+
+@pytest.mark.parametrize("sparse", ("adagrad", "ftrl"))
+def test_admission(terrace, workspace, log, parsed, sparse):
+    """The filter has room enough to count every key exactly."""
+    job = job_of(log, sparse, "adam", wide=True)
+    job["table"] = {**job["table"], "admit_after": 4, "admit_filter": "16MiB"}
+    model = compare(terrace, workspace, parsed, job)
+    assert model.unadmitted > 1000 and any(map(model.admitted, model.rows))
+
+
+@pytest.mark.parametrize("life", (
+    {"expire_every_examples": 1000, "expire_after": 2500},
+    {"expire_every_examples": 500, "expire_below": 0.45, "expire_decay": 0.7},
+    {"expire_every_examples": 30, "expire_after": 1500, "expire_below": 0.3, "expire_decay": 0.98},
+    {"expire_every_examples": 700, "expire_after": 3000, "expire_below": 0.25, "expire_decay": 1,
+     "expire_show_weight": 0.2, "expire_click_weight": 2, "admit_after": 3, "admit_filter": "16MiB"},
+), ids=str)
+@pytest.mark.parametrize("sparse", ("adagrad", "adam"))
+def test_expiry(terrace, workspace, log, parsed, sparse, life):
+    """The reference looks at every row at every point; the program only at those that it touches."""
+    job = job_of(log, sparse, "adam", wide=True)
+    job["table"] = {**job["table"], **life}
+    model = compare(terrace, workspace, parsed, job)
+    assert model.expired > 300 and len(model.statistics) > 300
+    shown = []
+    every_key = sorted(model.rows)
+    for start in range(0, len(every_key), 1000):
+        options = [part for key in every_key[start:start + 1000] for part in ("--key", key)]
+        shown += json.loads(terrace.text("inspect", workspace / "run", "--json", *options))["rows"]
+    assert {row["key"] for row in shown} == set(model.statistics)
+    assert json.loads(terrace.text("inspect", workspace / "run", "--json"))["tables"][0]["rows"] == len(shown)
+    for row in shown:
+        show, click, seen = model.statistics[row["key"]]
+        fields = row["fields"]
+        # Rows say what was so when they were last seen.
+        decayed = job["table"].get("expire_below", 0) > 0
+        every = job["table"]["expire_every_examples"]
+        power = job["table"].get("expire_decay", 0.98) ** (model.examples // every - seen // every) if decayed else 1
+        assert fields["last_seen"] == [seen] or fields["last_seen"] == seen
+        for name, expected in (("show", show), ("click", click)):
+            value = numpy.atleast_1d(fields[name])[0] * power
+            assert abs(value - expected) <= 1e-5 * max(1, expected), (row["key"], name)
 
 
 @pytest.mark.parametrize("sparse", ("adagrad", "ftrl"))

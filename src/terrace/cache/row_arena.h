@@ -33,7 +33,8 @@ inline constexpr std::uint8_t kDirtyFlag = 1;    // Trained since it was last wr
 inline constexpr std::uint8_t kNewFlag = 2;      // Created here and never trained.
 inline constexpr std::uint8_t kLoadingFlag = 4;  // Pinned; its bytes are not here yet.
 inline constexpr std::uint8_t kLostFlag = 8;  // Pinned; its load failed, so it is not in the map.
-// Beside kDirtyFlag: no store has the row, and no write of it is on its way.
+// No store has the row, and no write of it is on its way: beside kDirtyFlag, or alone when it was
+// dropped because it had expired.
 inline constexpr std::uint8_t kUnstoredFlag = 16;
 
 // Four share a cache line.
@@ -60,7 +61,8 @@ inline bool SetDirty(Entry& entry) {
   std::atomic_ref<std::uint8_t> flags(entry.flags);
   const std::uint8_t before = flags.load(std::memory_order_relaxed);
   if ((before & kDirtyFlag) != 0) return false;
-  const std::uint8_t after = before == kNewFlag ? kDirtyFlag | kUnstoredFlag : kDirtyFlag;
+  const std::uint8_t unstored = before == kNewFlag ? kUnstoredFlag : before & kUnstoredFlag;
+  const std::uint8_t after = kDirtyFlag | unstored;
   return (flags.exchange(after, std::memory_order_relaxed) & kDirtyFlag) == 0;
 }
 inline bool IsDirty(Entry& entry) { return (LoadFlags(entry) & kDirtyFlag) != 0; }

@@ -56,6 +56,7 @@ RowCacheStats& RowCacheStats::operator+=(const RowCacheStats& other) {
   created += other.created;
   evictions += other.evictions;
   written_back += other.written_back;
+  expired += other.expired;
   rows += other.rows;
   pinned_rows += other.pinned_rows;
   dirty_rows += other.dirty_rows;
@@ -144,6 +145,7 @@ Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& opti
     TERRACE_ASSIGN_OR_RETURN(cache->policy_, MakeEvictionPolicy(options.eviction, &cache->arena_));
   }
   TERRACE_RETURN_IF_ERROR(cache->SetCapacity(options.capacity_bytes));
+  for (Store* store : cache->stores_) store->SetHolder(cache.get());
   if (options.background) {
     RowCacheImpl* self = cache.get();
     if (self->stores_.size() > 1) {
@@ -168,6 +170,7 @@ RowCacheImpl::RowCacheImpl(const RowCacheOptions& options, Clock* clock, std::ve
       supply_(chunk_bytes, options.background) {}
 
 RowCacheImpl::~RowCacheImpl() {
+  for (Store* store : stores_) store->SetHolder(nullptr);
   {
     MutexLock lock(&mu_);
     TERRACE_CHECK(handles_ == 0);
@@ -410,7 +413,7 @@ std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed,
 
 void RowCacheImpl::Evict(EntryId id, WriteBack::AppendScope* appends) {
   Entry& entry = arena_.entry(id);
-  if (IsDirty(entry)) {
+  if (IsDirty(entry) && !DropExpired(id)) {
     SyncPoint::Hit("cache.evict.before_write");
     appends->Append(entry.key, arena_.row(id), IsStored(entry));
     StoreFlags(entry, 0);
@@ -418,6 +421,44 @@ void RowCacheImpl::Evict(EntryId id, WriteBack::AppendScope* appends) {
   }
   map_.Erase(MixKey(entry.key), id);
   ++counts_.evictions;
+}
+
+bool RowCacheImpl::DropExpired(EntryId id) {
+  if (options_.expiry == nullptr || !options_.expiry->MayGo(arena_.row(id))) return false;
+  Entry& entry = arena_.entry(id);
+  StoreFlags(entry, LoadFlags(entry) & kUnstoredFlag);
+  dirty_rows_.fetch_sub(1, std::memory_order_relaxed);
+  ++counts_.expired;
+  return true;
+}
+
+bool RowCacheImpl::LeaveExpired(EntryId id) {
+  Entry& entry = arena_.entry(id);
+  if (entry.place < kFirstQueue || entry.pins > 0 || options_.expiry == nullptr) return false;
+  if (!options_.expiry->MayGo(arena_.row(id))) return false;
+  if (IsDirty(entry)) DropExpired(id);
+  policy_->Forget(id);
+  map_.Erase(MixKey(entry.key), id);
+  arena_.Free(id);
+  return true;
+}
+
+void RowCacheImpl::WithHeld(std::span<const Key> keys,
+                            const std::function<void(std::span<const std::uint8_t>)>& drop) {
+  std::vector<std::uint8_t> held(keys.size());
+  std::array<EntryId, kGroup> entries;
+  // Whatever comes to be held has to enter the map first.
+  MutexLock lock(&mu_);
+  write_back_->Find(keys, held);
+  for (std::size_t begin = 0; begin < keys.size(); begin += kGroup) {
+    const auto group = keys.subspan(begin, std::min(kGroup, keys.size() - begin));
+    Lookup(group, entries.data());
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      if (entries[i] == kNoEntry || held[begin + i] != 0) continue;
+      held[begin + i] = LeaveExpired(entries[i]) ? 0 : 1;
+    }
+  }
+  drop(held);
 }
 
 void RowCacheImpl::Publish(PinnedRows* pinned, const Missing& missing) {

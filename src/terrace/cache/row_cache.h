@@ -37,6 +37,8 @@ struct RowCacheOptions {
   std::uint64_t chunk_bytes = 0;
   // Fills the row that a key starts with: a pure function of the key.
   std::function<void(Key, std::byte*)> create_row;
+  // Null: rows stay. Else a row that may go is not written back; its store drops what it has of it.
+  const RowExpiry* expiry = nullptr;
 };
 
 struct RowCacheStats {
@@ -44,6 +46,7 @@ struct RowCacheStats {
                 misses = 0;   // Distinct keys of each Pin: in memory (write buffer too), or not.
   std::uint64_t created = 0;  // Misses that were in no store.
   std::uint64_t evictions = 0, written_back = 0;  // Rows.
+  std::uint64_t expired = 0;                      // Rows that were not written back.
   std::uint64_t rows = 0, pinned_rows = 0, dirty_rows = 0;
   std::uint64_t used_bytes = 0, capacity_bytes = 0;
   std::uint64_t reserve_waits = 0;  // Pins that waited for an earlier working set to leave.

@@ -118,7 +118,7 @@ std::uint64_t RowCacheImpl::AppendDirty(std::uint32_t chunk, bool pinned, std::u
     const EntryId id = arena_.id(chunk, *slot);
     Entry& entry = arena_.entry(id);
     if (entry.place < kHeld || (entry.pins > 0 && !pinned)) continue;
-    if (!IsDirty(entry)) continue;
+    if (!IsDirty(entry) || DropExpired(id)) continue;
     if (appended == room) break;
     appends.Append(entry.key, arena_.row(id), IsStored(entry));
     StoreFlags(entry, 0);

@@ -36,7 +36,7 @@ struct RowLoad {
   Status status;
 };
 
-class RowCacheImpl final : public RowCache {
+class RowCacheImpl final : public RowCache, public RowHolder {
  public:
   static Result<std::unique_ptr<RowCache>> Make(const RowCacheOptions& options, Clock* clock,
                                                 std::vector<Store*> stores);
@@ -53,6 +53,8 @@ class RowCacheImpl final : public RowCache {
   void Abort(const Status& cause) override;
   Status background_status() const override;
   RowCacheStats stats() const override;
+  void WithHeld(std::span<const Key> keys,
+                const std::function<void(std::span<const std::uint8_t>)>& drop) override;
 
  protected:
   void MarkDirtyEntries(const PinnedRows& pinned, std::size_t begin, std::size_t end) override;
@@ -104,6 +106,10 @@ class RowCacheImpl final : public RowCache {
       TERRACE_REQUIRES(mu_);
   // Takes a row out of the map, to the write buffer when it is dirty. The entry is the caller's.
   void Evict(EntryId id, WriteBack::AppendScope* appends) TERRACE_REQUIRES(mu_);
+  // A dirty row that may go is clean from now on, as if it had been written.
+  bool DropExpired(EntryId id) TERRACE_REQUIRES(mu_);
+  // Whether the row may go, is not held, and so has left the cache.
+  bool LeaveExpired(EntryId id) TERRACE_REQUIRES(mu_);
   // Enters the rows of a Pin; those whose bytes are in no buffer are on their way from now on.
   void Publish(PinnedRows* pinned, const Missing& missing) TERRACE_REQUIRES(mu_);
   // Runs the oldest load, mu_ released meanwhile. REQUIRES: there is one, and none is running.

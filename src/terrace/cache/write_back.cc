@@ -344,6 +344,15 @@ std::size_t WriteBack::Copy(std::span<const Key> keys, std::span<std::byte* cons
   return copied;
 }
 
+void WriteBack::Find(std::span<const Key> keys, std::span<std::uint8_t> found) const {
+  MutexLock lock(&mu_);
+  if (map_.size() == 0) return;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (i + kAhead < keys.size()) map_.Prefetch(MixKey(keys[i + kAhead]));
+    if (FindPlace(keys[i]) != EntryMap::kNone) found[i] = 1;
+  }
+}
+
 void WriteBack::Cancel(const Status& cause) {
   MutexLock lock(&mu_);
   if (cancelled_.ok()) cancelled_ = cause;

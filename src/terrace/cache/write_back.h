@@ -82,6 +82,9 @@ class WriteBack {
   std::size_t Copy(std::span<const Key> keys, std::span<std::byte* const> rows,
                    std::span<std::uint8_t> found) const TERRACE_EXCLUDES(mu_);
 
+  // Sets found[i] for those keys whose rows are here; leaves the others' alone.
+  void Find(std::span<const Key> keys, std::span<std::uint8_t> found) const TERRACE_EXCLUDES(mu_);
+
   void Cancel(const Status& cause) TERRACE_EXCLUDES(mu_);
   // The failure of a write, until Flush() has overcome it. Waits for nobody while there is none.
   Status status() const TERRACE_EXCLUDES(mu_);

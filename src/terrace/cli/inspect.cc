@@ -74,13 +74,14 @@ Status ReadRows(RunReader* reader, const std::vector<Key>& keys, Json* rows) {
     TERRACE_ASSIGN_OR_RETURN(const std::vector<RowField> fields,
                              FieldsOfSchemaText(manifest.schema));
     TERRACE_RETURN_IF_ERROR(CheckFields(fields, manifest.row_bytes));
+    TERRACE_ASSIGN_OR_RETURN(const ExpiryRule expiry, ExpiryOfSchemaText(manifest.schema));
     TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<Store> store, reader->OpenStore(manifest));
     for (const Key key : keys) {
       std::vector<std::byte> row(manifest.row_bytes);
       std::byte* const at = row.data();
       std::uint8_t found = 0;
       TERRACE_RETURN_IF_ERROR(store->Read({&key, 1}, {&at, 1}, {&found, 1}));
-      if (found == 0) continue;
+      if (found == 0 || !CountsAt(expiry, row, reader->checkpoint().cursor.examples)) continue;
       rows->push_back({{"table", manifest.table},
                        {"shard", manifest.shard},
                        {"key", key},
@@ -138,6 +139,21 @@ Result<Json> DenseJson(FileSystem* fs, RunReader* reader, bool initial) {
   return Json{{"steps", state.steps}, {"parameters", parameters}};
 }
 
+// The admission filters of a checkpoint.
+void VerifyFilters(RunReader* reader, const Checkpoint& checkpoint,
+                   std::vector<Finding>* findings) {
+  for (const Checkpoint::StoreManifest& store : checkpoint.stores) {
+    if (store.shard != 0) continue;  // A table has one filter.
+    const Status filter =
+        ReadAdmissionFilter(reader->folder(), checkpoint, store.table, store.schema).status();
+    const bool dropped =
+        filter.code() == StatusCode::kNotFound && checkpoint.id != reader->checkpoint().id;
+    if (filter.ok() || dropped) continue;
+    findings->push_back(
+        {fmt::format("filter-{:08}-{}", checkpoint.id, store.table), 0, filter.message()});
+  }
+}
+
 // Everything wrong with the newest checkpoint's files and with the other checkpoints' own.
 Status VerifyRun(RunReader* reader, std::vector<Finding>* findings) {
   for (const Checkpoint::StoreManifest& manifest : reader->checkpoint().stores) {
@@ -158,6 +174,7 @@ Status VerifyRun(RunReader* reader, std::vector<Finding>* findings) {
     if (!dense.ok() && !dropped) {
       findings->push_back({fmt::format("dense-{:08}", id), 0, dense.message()});
     }
+    VerifyFilters(reader, *checkpoint, findings);
   }
   return OkStatus();
 }
@@ -174,7 +191,11 @@ Status ViewTables(RunReader* reader, std::map<std::string, TableView>* tables) {
     TableView& view = (*tables)[manifest.table];
     ++view.shards;
     view.row_bytes = manifest.row_bytes;
-    view.rows += stats.live_rows;
+    TERRACE_ASSIGN_OR_RETURN(const ExpiryRule expiry, ExpiryOfSchemaText(manifest.schema));
+    TERRACE_ASSIGN_OR_RETURN(const std::uint64_t rows,
+                             CountRowsAt(store.get(), expiry, reader->checkpoint().cursor.examples,
+                                         reader->buffer_bytes()));
+    view.rows += rows;
     view.live_bytes += stats.live_bytes;
     view.disk_bytes += stats.disk_bytes;
     view.files += stats.files;

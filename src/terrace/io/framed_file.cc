@@ -77,10 +77,8 @@ Status CheckHeader(const FrameHeader& header, std::uint64_t file_bytes, const st
   return OkStatus();
 }
 
-}  // namespace
-
-std::string EncodeFramed(std::string_view magic, std::uint32_t version,
-                         std::span<const std::byte> payload) {
+FrameHeader MakeHeader(std::string_view magic, std::uint32_t version,
+                       std::span<const std::byte> payload) {
   FrameHeader header = {};
   TERRACE_CHECK(magic.size() == sizeof(header.magic));
   TERRACE_CHECK(version >= 1);
@@ -90,6 +88,25 @@ std::string EncodeFramed(std::string_view magic, std::uint32_t version,
   header.payload_bytes = payload.size();
   header.payload_checksum = Checksum64(payload);
   header.header_checksum = HeaderChecksum(header);
+  return header;
+}
+
+// A sound file against what names it.
+Status CheckDigest(std::span<const std::byte> file, const std::string& path,
+                   const FileDigest& expected) {
+  const std::uint64_t checksum = Checksum64(file);
+  if (file.size() == expected.size && checksum == expected.checksum) return OkStatus();
+  return CorruptionError(fmt::format(
+      "'{}' is sound but another file than the one named: {} bytes with checksum {:016x}, "
+      "expected {} bytes with {:016x}",
+      path, file.size(), checksum, expected.size, expected.checksum));
+}
+
+}  // namespace
+
+std::string EncodeFramed(std::string_view magic, std::uint32_t version,
+                         std::span<const std::byte> payload) {
+  const FrameHeader header = MakeHeader(magic, version, payload);
   std::string bytes;
   bytes.reserve(sizeof(header) + payload.size());
   bytes.append(reinterpret_cast<const char*>(&header), sizeof(header));
@@ -130,16 +147,40 @@ Result<std::string> ReadFramedFile(FileSystem* fs, const std::string& path, std:
   TERRACE_ASSIGN_OR_RETURN(std::string_view payload,
                            DecodeFramed(bytes, path, magic, newest_version));
   if (expected != nullptr) {
-    std::uint64_t checksum = Checksum64(std::as_bytes(std::span(bytes)));
-    if (bytes.size() != expected->size || checksum != expected->checksum) {
-      return CorruptionError(fmt::format(
-          "'{}' is sound but another file than the one named: {} bytes with checksum {:016x}, "
-          "expected {} bytes with {:016x}",
-          path, bytes.size(), checksum, expected->size, expected->checksum));
-    }
+    TERRACE_RETURN_IF_ERROR(CheckDigest(std::as_bytes(std::span(bytes)), path, *expected));
   }
   bytes.erase(0, bytes.size() - payload.size());
   return bytes;
+}
+
+void FrameInPlace(std::string_view magic, std::uint32_t version, std::span<std::byte> file) {
+  static_assert(sizeof(FrameHeader) == kFrameHeaderBytes);
+  TERRACE_CHECK(file.size() >= kFrameHeaderBytes);
+  const FrameHeader header = MakeHeader(magic, version, file.subspan(kFrameHeaderBytes));
+  std::memcpy(file.data(), &header, sizeof(header));
+}
+
+Status ReadFramedFileInto(FileSystem* fs, const std::string& path, std::string_view magic,
+                          std::uint32_t newest_version, const FileDigest& expected,
+                          std::span<std::byte> file) {
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> opened, fs->Open(path, OpenMode::kRead));
+  TERRACE_ASSIGN_OR_RETURN(const std::uint64_t size, opened->Size());
+  FrameHeader header;
+  if (size >= sizeof(header)) {  // First, so that a newer version is told from a broken file.
+    TERRACE_RETURN_IF_ERROR(
+        ReadFully(opened.get(), 0, std::as_writable_bytes(std::span(&header, 1))));
+    TERRACE_RETURN_IF_ERROR(CheckHeader(header, size, path, magic, newest_version));
+  }
+  if (size != file.size()) {
+    return CorruptionError(
+        fmt::format("'{}' has {} bytes and should have {}: it was torn, or is "
+                    "another file",
+                    path, size, file.size()));
+  }
+  TERRACE_RETURN_IF_ERROR(ReadFully(opened.get(), 0, file));
+  const std::string_view bytes(reinterpret_cast<const char*>(file.data()), file.size());
+  TERRACE_RETURN_IF_ERROR(DecodeFramed(bytes, path, magic, newest_version).status());
+  return CheckDigest(file, path, expected);
 }
 
 }  // namespace terrace

@@ -37,6 +37,16 @@ std::string EncodeFramed(std::string_view magic, std::uint32_t version,
 Result<std::string_view> DecodeFramed(std::string_view bytes, const std::string& path,
                                       std::string_view magic, std::uint32_t newest_version);
 
+// For a payload that is too large to be held twice: `file` has kFrameHeaderBytes of room for the
+// header and then the payload.
+inline constexpr std::size_t kFrameHeaderBytes = 64;
+// Fills the header in, so that `file` is the whole file.
+void FrameInPlace(std::string_view magic, std::uint32_t version, std::span<std::byte> file);
+// Reads a file of just file.size() bytes and checks it as ReadFramedFile does, with its errors.
+Status ReadFramedFileInto(FileSystem* fs, const std::string& path, std::string_view magic,
+                          std::uint32_t newest_version, const FileDigest& expected,
+                          std::span<std::byte> file);
+
 std::uint64_t Checksum64(std::span<const std::byte> data);  // XXH3-64.
 
 }  // namespace terrace

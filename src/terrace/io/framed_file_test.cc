@@ -106,5 +106,25 @@ TEST_F(FramedFileTest, ASoundFileThatIsNotTheOneNamedIsFound) {
   EXPECT_EQ(ReadFramedFile(&fs_, "f", kMagic, 1, &*first).status().code(), StatusCode::kCorruption);
 }
 
+TEST_F(FramedFileTest, AFrameInPlaceIsTheSameFile) {
+  std::string file = std::string(kFrameHeaderBytes, 'z') + "a small payload";
+  const auto bytes = std::as_writable_bytes(std::span(file));
+  FrameInPlace(kMagic, 3, bytes);
+  EXPECT_EQ(file, EncodeFramed(kMagic, 3, Bytes("a small payload")));
+  auto digest = WriteFramedFile(&fs_, "f", kMagic, 3, Bytes("a small payload"));
+  TERRACE_ASSERT_OK(digest);
+  std::string read(file.size(), '\0');
+  const auto into = std::as_writable_bytes(std::span(read));
+  TERRACE_ASSERT_OK(ReadFramedFileInto(&fs_, "f", kMagic, 3, *digest, into));
+  EXPECT_EQ(read, file);
+  EXPECT_EQ(ReadFramedFileInto(&fs_, "f", kMagic, 3, *digest, into.first(70)).code(),
+            StatusCode::kCorruption);
+  // A newer version is told from a broken file whatever its length.
+  EXPECT_EQ(ReadFramedFileInto(&fs_, "f", kMagic, 2, *digest, into.first(70)).code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(ReadFramedFileInto(&fs_, "none", kMagic, 3, *digest, into).code(),
+            StatusCode::kNotFound);
+}
+
 }  // namespace
 }  // namespace terrace

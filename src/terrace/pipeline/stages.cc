@@ -55,7 +55,8 @@ PullStage::PullStage(Options options, std::vector<RowCache*> caches)
     : options_(std::move(options)),
       caches_(std::move(caches)),
       limiter_(options_.max_sets),
-      planner_(options_.slots, caches_.size(), options_.minibatch, options_.max_set_bytes) {}
+      planner_(options_.slots, caches_.size(), options_.minibatch, options_.max_set_bytes),
+      admission_(options_.admission) {}
 
 Result<std::unique_ptr<WorkItem>> PullStage::Plan(const std::shared_ptr<const Batch>& batch,
                                                   std::uint32_t first_example,
@@ -74,7 +75,8 @@ Result<std::unique_ptr<WorkItem>> PullStage::Plan(const std::shared_ptr<const Ba
     item = planner_.Plan(batch, first_example, first_minibatch, all);
   }
   if (max_minibatches_ < batch->examples) max_minibatches_ *= 2;
-  planner_bytes_.store(planner_.MemoryBytes(), std::memory_order_relaxed);
+  planner_bytes_.store(planner_.MemoryBytes() + admission_.MemoryBytes(),
+                       std::memory_order_relaxed);
   return item;
 }
 
@@ -97,6 +99,7 @@ Status PullStage::Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool
       if (drains) max_minibatches_ = kFirstMinibatches;
     }
     TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<WorkItem> planned, Plan(batch, example, minibatch));
+    admission_.Admit(planned.get());
     planned->token = std::move(token);
     example = planned->end_example;
     minibatch += planned->minibatches;
@@ -118,8 +121,10 @@ Status HostStage::Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool
   for (TableWork& table : item->tables) {
     TERRACE_RETURN_IF_ERROR(table.pinned.Wait());
     table.places.resize(table.rows.size());
-    for (std::size_t r = 0; r < table.rows.size(); ++r)
-      table.places[r] = table.pinned.row(table.rows[r]);
+    for (std::size_t r = 0; r < table.rows.size(); ++r) {
+      const std::uint32_t w = table.rows[r];
+      table.places[r] = w == kNoWorkingRow ? nullptr : table.pinned.row(w);
+    }
   }
   return emit(std::move(item));
 }

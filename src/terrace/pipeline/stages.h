@@ -14,6 +14,7 @@
 #include "terrace/base/mutex.h"
 #include "terrace/cache/row_cache.h"
 #include "terrace/data/example_source.h"
+#include "terrace/pipeline/admission.h"
 #include "terrace/pipeline/key_plan.h"
 #include "terrace/pipeline/pipeline.h"
 
@@ -45,7 +46,8 @@ class ReadStage final : public Stage {
   const std::uint32_t minibatch_;
 };
 
-// Stage 2: plans the working set and pins its rows; cuts a batch whose rows do not fit.
+// Stage 2: plans the working set, leaves out what is not admitted, and pins its rows; cuts a batch
+// whose rows do not fit.
 class PullStage final : public Stage {
  public:
   struct Options {
@@ -57,6 +59,9 @@ class PullStage final : public Stage {
     // Working sets that may be alive at a time, the one that is planned included; 0: any number.
     std::uint32_t max_sets = 0;
     std::uint64_t max_set_bytes = ~std::uint64_t{0};  // Of the lists of one: see KeyPlanner.
+    // By table, as far as was trained before the first batch; null: every key has a row. Empty:
+    // likewise of all.
+    std::vector<AdmissionFilter*> admission;
     // Called before each plan; lets the owner shrink caches for an index that has grown. True: the
     // next set will wait until no other is pinned. An error stops the run.
     std::function<Result<bool>()> before_pull;
@@ -86,6 +91,7 @@ class PullStage final : public Stage {
   const std::vector<RowCache*> caches_;
   SetLimiter limiter_;
   KeyPlanner planner_;
+  Admission admission_;
   std::uint32_t max_minibatches_ = kFirstMinibatches;  // Of the next set.
   std::atomic<std::uint64_t> planner_bytes_{0};
 };

@@ -46,6 +46,23 @@ bool WithinLimit(std::uint32_t largest_bits) {
   return largest_bits < kInfiniteBits && std::bit_cast<float>(largest_bits) < kGradientLimit;
 }
 
+// Of up to kRowsAtOnce rows, those that have a place, with their sums moved up to each other.
+// places: (kRowsAtOnce)
+std::span<std::byte* const> KeepPlaced(std::span<std::byte* const> rows, std::size_t floats,
+                                       float* sums, StatisticsDelta* deltas,
+                                       std::vector<std::byte*>* places) {
+  std::size_t kept = 0;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    if (rows[r] == nullptr) continue;
+    if (kept < r) {
+      std::memcpy(sums + kept * floats, sums + r * floats, floats * sizeof(float));
+      deltas[kept] = deltas[r];
+    }
+    (*places)[kept++] = rows[r];
+  }
+  return {places->data(), kept};
+}
+
 std::uint32_t SliceBegin(std::uint32_t examples, int slice, int slices) {
   return static_cast<std::uint32_t>(std::uint64_t{examples} * static_cast<std::uint32_t>(slice) /
                                     static_cast<std::uint32_t>(slices));
@@ -62,6 +79,8 @@ struct StepExecutor::Slice {
   Status status;
   std::vector<float> gradient_sum;      // (kRowsAtOnce, weight_floats)
   std::vector<StatisticsDelta> deltas;  // (kRowsAtOnce)
+  std::vector<std::byte*> places;       // (kRowsAtOnce)
+  std::uint64_t renewed = 0;            // Rows, since the start.
 };
 
 StepExecutor::StepExecutor(std::vector<StepTable> tables, std::uint32_t minibatch, Network* network,
@@ -88,6 +107,7 @@ Result<std::unique_ptr<StepExecutor>> StepExecutor::Create(std::vector<StepTable
     TERRACE_ASSIGN_OR_RETURN(slice->context, network->NewContext(block));
     slice->gradient_sum.resize(kRowsAtOnce * widest);
     slice->deltas.resize(kRowsAtOnce);
+    slice->places.resize(kRowsAtOnce);
     executor->slices_.push_back(std::move(slice));
   }
   executor->logit_.resize(minibatch);
@@ -258,6 +278,7 @@ Result<std::span<const SlicePrediction>> StepExecutor::Train(
     const WorkItem& item, std::uint32_t m, const StepRates& rates, std::uint64_t examples_seen,
     const std::function<std::string(std::uint32_t)>& file_name) {
   Prepare(item, m);
+  RenewRows(item, m, examples_seen);
   workers_->Run(slices(), [&](int i) {
     Slice* slice = slices_[static_cast<std::size_t>(i)].get();
     slice->status = RunSlice(item, m, /*train=*/true, slice);
@@ -286,6 +307,46 @@ Result<std::span<const SlicePrediction>> StepExecutor::Train(
   });
   network_->Advance();
   return Predictions(item, m);
+}
+
+std::uint64_t StepExecutor::renewed_rows() const {
+  std::uint64_t rows = 0;
+  for (const auto& slice : slices_) rows += slice->renewed;
+  return rows;
+}
+
+void StepExecutor::RenewRows(const WorkItem& item, std::uint32_t m, std::uint64_t position) {
+  bool any = false;
+  for (const StepTable& table : tables_) any |= table.schema->expiry().Points(position) > 0;
+  if (any) workers_->Run(slices(), [&](int part) { RenewPart(item, m, position, part); });
+}
+
+void StepExecutor::RenewPart(const WorkItem& item, std::uint32_t m, std::uint64_t position,
+                             int part) {
+  constexpr std::uint32_t kAhead = 16;  // Rows; what memory delivers while one is looked at.
+  Slice* slice = slices_[static_cast<std::size_t>(part)].get();
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    const RowSchema& schema = *tables_[t].schema;
+    if (schema.expiry().Points(position) == 0) continue;
+    const TableWork& work = item.tables[t];
+    const std::uint32_t count = work.row_begin[m + 1] - work.row_begin[m];
+    const std::uint32_t base = work.row_begin[m];
+    const std::uint32_t last = base + SliceBegin(count, part + 1, slices());
+    for (std::uint32_t r = base + SliceBegin(count, part, slices()); r < last; ++r) {
+      if (r + kAhead < last && work.places[r + kAhead] != nullptr) {
+        __builtin_prefetch(work.places[r + kAhead] + schema.statistics_offset());
+      }
+      std::byte* const row = work.places[r];
+      if (row == nullptr) continue;
+      std::uint64_t last_seen;
+      std::memcpy(&last_seen, row + schema.last_seen_offset(), sizeof last_seen);
+      if (last_seen == 0 || !schema.expiry().Expired(row + schema.statistics_offset(), position)) {
+        continue;
+      }
+      schema.InitializeRow(tables_[t].seed, work.keys[work.rows[r]], row);
+      ++slice->renewed;
+    }
+  }
 }
 
 void StepExecutor::ApplyRows(const WorkItem& item, std::uint32_t m, int part,
@@ -334,13 +395,18 @@ void StepExecutor::ApplyRows(const WorkItem& item, std::uint32_t m, int part,
     ApplyStep step;
     step.learning_rate = rates.sparse[t];
     step.examples_seen = examples_seen;
+    step.examples_before = examples_seen - (item.MinibatchEnd(m) - begin_example);
     const std::size_t last = boundary(part + 1);
     for (std::size_t first = boundary(part); first < last; first += kRowsAtOnce) {
       const std::size_t end = std::min(first + kRowsAtOnce, last);
       Accumulate(*tables_[t].schema, rows, gradients, first, end, slice->gradient_sum.data(),
                  slice->deltas.data());
-      Apply(*tables_[t].schema, step, rows.row.subspan(first, end - first),
-            slice->gradient_sum.data(), slice->deltas.data());
+      std::span<std::byte* const> placed = rows.row.subspan(first, end - first);
+      if (tables_[t].admits) {
+        placed = KeepPlaced(placed, tables_[t].schema->weight_floats(), slice->gradient_sum.data(),
+                            slice->deltas.data(), &slice->places);
+      }
+      Apply(*tables_[t].schema, step, placed, slice->gradient_sum.data(), slice->deltas.data());
     }
   }
 }

@@ -28,6 +28,8 @@ namespace terrace {
 struct StepTable {
   const RowSchema* schema = nullptr;
   std::vector<PooledSlot> slots;  // The table's slots.
+  std::uint64_t seed = 0;         // Of the rows that begin anew because they have expired.
+  bool admits = false;  // Local rows may have no place: they read as zeros and learn nothing.
 };
 
 struct StepRates {
@@ -64,6 +66,10 @@ class StepExecutor {
   // Predicts only. Rows that `places` has as nullptr read as zeros.
   Result<std::span<const SlicePrediction>> Predict(const WorkItem& item, std::uint32_t m);
 
+  // Rows that had expired when training touched them, since the start. What the stores have dropped
+  // by then is not among them.
+  std::uint64_t renewed_rows() const;
+
   // Runs forward and backward on zeros in every context, so that all memory they will use is in
   // use. Changes nothing.
   Status WarmUp();
@@ -75,6 +81,9 @@ class StepExecutor {
   StepExecutor(std::vector<StepTable> tables, std::uint32_t minibatch, Network* network,
                WorkerGroup* workers);
   void Prepare(const WorkItem& item, std::uint32_t m);
+  // Begins the mini-batch's expired rows anew, before anything reads them.
+  void RenewRows(const WorkItem& item, std::uint32_t m, std::uint64_t position);
+  void RenewPart(const WorkItem& item, std::uint32_t m, std::uint64_t position, int part);
   // The block of `examples` from `begin` of the mini-batch on.
   Status ForwardBlock(const WorkItem& item, std::uint32_t m, std::uint32_t begin,
                       std::uint32_t examples, Slice* slice);

@@ -3,10 +3,11 @@
 namespace terrace {
 
 std::uint64_t TableWork::MemoryBytes() const {
-  return keys.capacity() * sizeof(Key) + value.capacity() * sizeof(float) +
-         places.capacity() * sizeof(std::byte*) +
+  return (keys.capacity() + unadmitted.capacity()) * sizeof(Key) +
+         value.capacity() * sizeof(float) + places.capacity() * sizeof(std::byte*) +
          (key_end.capacity() + row_begin.capacity() + rows.capacity() + inverse_begin.capacity() +
-          occurrence_begin.capacity() + example.capacity() + input_offset.capacity()) *
+          occurrence_begin.capacity() + example.capacity() + input_offset.capacity() +
+          unadmitted_shows.capacity() + unadmitted_end.capacity()) *
              sizeof(std::uint32_t);
 }
 
@@ -60,6 +61,9 @@ void WorkItem::Clear() {
     table.example.clear();
     table.input_offset.clear();
     table.value.clear();
+    table.unadmitted.clear();
+    table.unadmitted_shows.clear();
+    table.unadmitted_end.clear();
     table.places.clear();
   }
   minibatch_size = first_example = end_example = first_minibatch = minibatches = 0;

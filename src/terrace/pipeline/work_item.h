@@ -24,6 +24,9 @@ inline constexpr std::uint64_t kLocalRowBytes = 16;    // Row, inverse, place.
 // Of an occurrence of a key that is in no other place.
 inline constexpr std::uint64_t kMostOccurrenceBytes = kWorkingRowBytes + kLocalRowBytes + 16;
 
+// The working row of a local row whose key is not admitted (Admission): it reads as zeros.
+inline constexpr std::uint32_t kNoWorkingRow = ~std::uint32_t{0};
+
 // What a working set says of one table. Rows are numbered twice: by working row w over the whole
 // set, and by local row r within a mini-batch, so that a key is hashed once and training touches
 // small dense arrays.
@@ -40,10 +43,15 @@ struct TableWork {
   RawVector<std::uint32_t> input_offset;  // (occurrences) column of the slot in the network's input
   RawVector<float> value;                 // (occurrences), or empty: all 1
 
+  // Where admission counts: the local rows that were not admitted, in the order of `rows`.
+  std::vector<Key> unadmitted;
+  std::vector<std::uint32_t> unadmitted_shows;  // Examples of the mini-batch that hold the key.
+  std::vector<std::uint32_t> unadmitted_end;    // (minibatches) of mini-batches [0, m]
+
   // By stage 2.
   PinnedRows pinned;
-  // By stage 3: where each local row of each mini-batch lies, on the device that trains it. Laid
-  // out like `rows`.
+  // By stage 3: where each local row of each mini-batch lies, on the device that trains it; null:
+  // it has no working row. Laid out like `rows`.
   RawVector<std::byte*> places;
 
   std::uint64_t MemoryBytes() const;

@@ -49,6 +49,28 @@ class DiskQuota {
 // holds one of them (HPS 6), for comparison. The rows are the same.
 enum class ReadMode : std::uint8_t { kPlanned, kWholeFile };
 
+// Which rows nobody will miss: expired ones. Thread-safe.
+class RowExpiry {
+ public:
+  virtual ~RowExpiry() = default;
+  // Grows when rows may have expired: a store then sweeps its files for them.
+  virtual std::uint64_t points() const = 0;
+  // Whether a row, the newest of its key, may go. Once true for its bytes, true for ever, and true
+  // for or without effect in every older version of the row: one may come back when the store is
+  // opened again.
+  virtual bool MayGo(const std::byte* row) const = 0;
+};
+
+// Who holds rows of a store in memory, and so knows of their keys that the store has them.
+class RowHolder {
+ public:
+  virtual ~RowHolder() = default;
+  // Calls `drop` with a 1 for each of `keys` that it holds, and begins to hold none of the others
+  // before `drop` has returned. `drop` takes no lock of the holder's.
+  virtual void WithHeld(std::span<const Key> keys,
+                        const std::function<void(std::span<const std::uint8_t>)>& drop) = 0;
+};
+
 struct StoreOptions {
   std::string directory;  // Of this table and shard; made when absent.
   std::string table;      // Written into each file; a file of another table is refused.
@@ -77,6 +99,10 @@ struct StoreOptions {
   // checkpoint (it may call Drop() of this store) and says whether there was one. Runs on the
   // thread of that Write. Empty: nothing can be dropped.
   std::function<bool()> on_pressure;
+  // Null: rows stay. Else rows that may go, and that no holder has, are dropped: first from the
+  // index, by a sweep that reads all files once for each of its points; compaction then gives their
+  // space back. Borrowed.
+  const RowExpiry* expiry = nullptr;
   bool read_only =
       false;  // A reader beside the trainer: nothing is written, removed or locked exclusively.
 };
@@ -86,6 +112,7 @@ struct StoreStats {
                 write_bytes = 0;  // Since open, of this process; compaction included.
   std::uint64_t read_requests = 0;
   std::uint64_t rows_read = 0, rows_written = 0, rows_compacted = 0;
+  std::uint64_t rows_expired = 0;    // Dropped by sweeps.
   std::uint64_t mistaken_reads = 0;  // Records that the index took for an absent key's.
   std::uint64_t compactions = 0;
   double read_seconds = 0, write_seconds = 0, compaction_seconds = 0;
@@ -188,6 +215,13 @@ class Store {
   // Bytes of the quota that Write leaves free from now on, for the last checkpoint and one
   // compaction output; 0 while that checkpoint is being written. Thread-safe.
   virtual void SetKeepFree(std::uint64_t bytes) = 0;
+
+  // Sweeps keep the keys of `holder` from now on; null: nobody holds any. Blocks: while a sweep
+  // asks the last one.
+  virtual void SetHolder(RowHolder* /*holder*/) {}
+  // RowExpiry::points() may have grown: sweeps soon, or, without background compaction, with the
+  // next Write.
+  virtual void WantSweep() {}
 
   virtual StoreStats stats() const = 0;
   virtual std::uint64_t index_bytes() const = 0;  // As in stats(), cheap.

@@ -129,7 +129,7 @@ void StoreImpl::CompactLoop() {
       MutexLock lock(&mu_);
       while (!stopping_.load(std::memory_order_relaxed) &&
              (!background_.ok() || !poison_.ok() ||
-              !(GoneToRemove() || (!compaction_blocked_ && CompactionDue())))) {
+              !(GoneToRemove() || SweepDue() || (!compaction_blocked_ && CompactionDue())))) {
         compaction_wanted_.Wait(&mu_);
       }
       if (stopping_.load(std::memory_order_relaxed)) return;
@@ -138,7 +138,9 @@ void StoreImpl::CompactLoop() {
     if (status.ok()) {
       MutexLock compact(&compact_mu_);
       bool compacted = false;
-      status = CompactRound(/*freeing_only=*/false, &compacted);
+      bool swept = false;
+      status = SweepNext(&swept);
+      if (status.ok()) status = CompactRound(/*freeing_only=*/false, &compacted);
     }
     if (status.ok() || status.code() == StatusCode::kAborted) continue;
     LogText(LogLevel::kError, status.ToString());
@@ -154,6 +156,9 @@ Status StoreImpl::CompactNow() {
 
 Status StoreImpl::CompactAll(bool freeing_only) {
   MutexLock compact(&compact_mu_);
+  // For space at once a sweep takes too long.
+  for (bool swept = !freeing_only; swept;) TERRACE_RETURN_IF_ERROR(SweepNext(&swept));
+  TERRACE_RETURN_IF_ERROR(RemoveGone());
   bool compacted = true;
   while (compacted) {
     compacted = false;
@@ -430,8 +435,13 @@ Status StoreImpl::MergeInputs(Compaction* round) {
 void StoreImpl::PublishCompaction(Compaction* round) {
   {
     MutexLock lock(&mu_);
+    std::uint64_t swept_points = ~std::uint64_t{0};
+    for (const FilePtr& file : round->inputs) {
+      swept_points = std::min(swept_points, file->swept_points);
+    }
     for (const FilePtr& file : round->outputs) {
       Register(file, /*live=*/false);
+      file->swept_points = swept_points;
       // Until a record of it turns out to be overtaken.
       file->live_deletions = file->info.deletions;
     }

@@ -1,5 +1,5 @@
 // StoreImpl: the store of store.h. One file of code for each verb: store_open, store_read,
-// store_write, store_commit, store_compact, store_scan.
+// store_write, store_commit, store_compact, store_sweep, store_scan.
 //
 // Locks, in the order in which they are taken: read_mu_ | write_mu_, compact_mu_, commit_mu_, each
 // held by one verb throughout and guarding its buffers; mu_ last and shortly, for the index and the
@@ -46,6 +46,7 @@ struct StoredFile {
   bool synced = false;                 // Durable.
   // Its deletion records are looked at again when so many files have gone.
   std::uint64_t deletions_due = 0;
+  std::uint64_t swept_points = 0;  // RowExpiry::points() of the last sweep.
 };
 using FilePtr = std::shared_ptr<StoredFile>;
 
@@ -78,6 +79,8 @@ class StoreImpl final : public Store {
   void SetKeepFree(std::uint64_t bytes) override {
     keep_free_.store(bytes, std::memory_order_relaxed);  // A number; orders nothing.
   }
+  void SetHolder(RowHolder* holder) override;
+  void WantSweep() override;
   StoreStats stats() const override;
   std::uint64_t index_bytes() const override;
   Status background_status() const override;
@@ -226,6 +229,14 @@ class StoreImpl final : public Store {
       TERRACE_EXCLUDES(mu_);
   void ReleaseInputs(Compaction* round) TERRACE_EXCLUDES(mu_);
 
+  // --- store_sweep.cc
+  bool SweepDue() const TERRACE_REQUIRES(mu_);
+  // Takes the expired rows of one file out of the index; false: all files are swept.
+  Status SweepNext(bool* swept) TERRACE_REQUIRES(compact_mu_) TERRACE_EXCLUDES(mu_);
+  Status SweepFile(const FilePtr& file) TERRACE_REQUIRES(compact_mu_) TERRACE_EXCLUDES(mu_);
+  // The records of the file that may go, as far as the index leads to them and nobody holds them.
+  void DropRows(std::span<const Key> keys, std::span<const Place> places) TERRACE_EXCLUDES(mu_);
+
   // --- store_scan.cc
   Status VerifyFile(const StoredFile& file, std::span<std::byte> record_buffer,
                     std::span<std::byte> key_buffer, std::vector<Finding>* findings);
@@ -259,6 +270,9 @@ class StoreImpl final : public Store {
 
   Mutex commit_mu_;
 
+  Mutex holder_mu_;  // Before mu_; held while the holder is asked.
+  RowHolder* holder_ TERRACE_GUARDED_BY(holder_mu_) = nullptr;
+
   mutable Mutex mu_;
   CondVar compaction_wanted_;
   std::unique_ptr<RowIndex> index_ TERRACE_GUARDED_BY(mu_);
@@ -287,6 +301,7 @@ class StoreImpl final : public Store {
   std::atomic<std::uint64_t> disk_bytes_{0};
   std::atomic<std::uint64_t> read_bytes_{0}, write_bytes_{0}, read_requests_{0};
   std::atomic<std::uint64_t> rows_read_{0}, rows_written_{0}, rows_compacted_{0}, compactions_{0};
+  std::atomic<std::uint64_t> rows_expired_{0};
   std::atomic<std::uint64_t> mistaken_reads_{0};
   std::atomic<std::int64_t> read_nanos_{0}, write_nanos_{0}, compaction_nanos_{0};
 };

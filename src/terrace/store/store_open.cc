@@ -526,6 +526,7 @@ StoreStats& StoreStats::operator+=(const StoreStats& other) {
   rows_read += other.rows_read;
   rows_written += other.rows_written;
   rows_compacted += other.rows_compacted;
+  rows_expired += other.rows_expired;
   mistaken_reads += other.mistaken_reads;
   compactions += other.compactions;
   read_seconds += other.read_seconds;
@@ -549,6 +550,7 @@ StoreStats StoreImpl::stats() const {
   stats.rows_read = rows_read_.load(kRelaxed);
   stats.rows_written = rows_written_.load(kRelaxed);
   stats.rows_compacted = rows_compacted_.load(kRelaxed);
+  stats.rows_expired = rows_expired_.load(kRelaxed);
   stats.mistaken_reads = mistaken_reads_.load(kRelaxed);
   stats.compactions = compactions_.load(kRelaxed);
   stats.read_seconds = static_cast<double>(read_nanos_.load(kRelaxed)) * 1e-9;

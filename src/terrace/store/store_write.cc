@@ -324,6 +324,7 @@ void StoreImpl::PublishFiles(std::span<const SortedKey> order, const std::vector
     for (const FilePtr& file : files) {
       Register(file, /*live=*/true);
       file->publishing = true;
+      if (options_.expiry != nullptr) file->swept_points = options_.expiry->points();
       if (deletion) file->live_deletions = file->info.rows;
     }
     reserved_slots_ -= files.size();

@@ -15,8 +15,9 @@ namespace {
 
 constexpr std::uint32_t kMaxSegmentDim = 4096;  // Weights; rows stay within one I/O block or so.
 
-// The shortest text that reads back as the same float.
-std::string FloatText(float value) {
+// The shortest text that reads back as the same number.
+template <typename Number>
+std::string FloatText(Number value) {
   char buffer[32];
   auto [end, error] = std::to_chars(buffer, buffer + sizeof(buffer), value);
   TERRACE_CHECK(error == std::errc());
@@ -156,20 +157,51 @@ Status CheckSegment(const SegmentSpec& spec) {
 
 }  // namespace
 
+Status CheckExpiry(const ExpirySpec& spec) {
+  if (!spec.on()) return OkStatus();
+  if (spec.after == 0 && spec.below == 0) {
+    return InvalidArgumentError("expiry: neither an age nor a score lets a row expire");
+  }
+  if (!(spec.below == 0 || (spec.below >= kLeastExpireBelow && std::isfinite(spec.below)))) {
+    return InvalidArgumentError("expiry: a score below which rows expire is 0 or 1e-6 or more");
+  }
+  if (!(spec.show_weight >= 0 && spec.click_weight >= spec.show_weight &&
+        std::isfinite(spec.click_weight))) {
+    return InvalidArgumentError("expiry: 0 <= show_weight <= click_weight must hold");
+  }
+  if (!(spec.decay >= 0 && spec.decay <= 1)) {
+    return InvalidArgumentError("expiry: decay must lie in [0, 1]");
+  }
+  return OkStatus();
+}
+
 std::uint32_t OptimizerStateFloats(const SparseOptimizerSpec& spec, std::uint32_t dim) {
   std::uint32_t floats = 0;
   for (const StatePart& part : StateParts(spec, dim)) floats += part.count;
   return floats;
 }
 
-Result<RowSchema> RowSchema::Create(std::string table, std::vector<SegmentSpec> segments) {
+Result<RowSchema> RowSchema::Create(std::string table, std::vector<SegmentSpec> segments,
+                                    const AdmissionSpec& admission, const ExpirySpec& expiry) {
   const std::string context = "table \"" + table + "\"";
   if (table.empty()) return InvalidArgumentError("a table needs a name");
   if (segments.empty()) {
     return InvalidArgumentError("a row needs at least one segment").WithContext(context);
   }
+  if (admission.on() &&
+      (admission.after > kMaxAdmitAfter || admission.filter_bytes < kLeastAdmitFilterBytes)) {
+    return InvalidArgumentError("admission after " + std::to_string(admission.after) +
+                                " shows with a filter of " +
+                                std::to_string(admission.filter_bytes) + " bytes: at most " +
+                                std::to_string(kMaxAdmitAfter) + " shows and at least " +
+                                std::to_string(kLeastAdmitFilterBytes) + " bytes are possible")
+        .WithContext(context);
+  }
+  if (const Status status = CheckExpiry(expiry); !status.ok()) return status.WithContext(context);
   RowSchema schema;
   schema.table_ = std::move(table);
+  schema.admission_ = admission;
+  schema.expiry_ = ExpiryRule(expiry);
   const std::uint64_t table_hash = HashName(schema.table_);
   std::uint32_t offset = 0;
   for (SegmentSpec& spec : segments) {
@@ -233,6 +265,17 @@ std::string RowSchema::ToText() const {
             std::to_string(field.count) +
             (field.type == StorageType::kFloat32 ? " float32 " : " uint64 ") +
             std::string(kMergeNames[static_cast<int>(field.merge)]) + "\n";
+  }
+  if (admission_.on()) {
+    text += "admission after " + std::to_string(admission_.after) + " filter " +
+            std::to_string(admission_.filter_bytes) + "\n";
+  }
+  if (expiry_.on()) {
+    const ExpirySpec& expiry = expiry_.spec();
+    text += "expiry every " + std::to_string(expiry.every_examples) + " after " +
+            std::to_string(expiry.after) + " below " + FloatText(expiry.below) + " show_weight " +
+            FloatText(expiry.show_weight) + " click_weight " + FloatText(expiry.click_weight) +
+            " decay " + FloatText(expiry.decay) + "\n";
   }
   return text;
 }

@@ -12,6 +12,7 @@
 
 #include "terrace/base/ids.h"
 #include "terrace/base/status.h"
+#include "terrace/table/expiry.h"
 
 namespace terrace {
 
@@ -51,6 +52,18 @@ struct SegmentSpec {
                     // has its own).
 };
 
+// When a key gets a row: after so many shows, that is examples which hold it, as a filter of a
+// fixed size counts them (admission_filter.h).
+struct AdmissionSpec {
+  std::uint32_t after = 0;         // Shows; 0 and 1: with the first one, and nothing is counted.
+  std::uint64_t filter_bytes = 0;  // Of the filter's cells; whole blocks of 64 bytes are used.
+  bool on() const { return after > 1; }
+};
+inline constexpr std::uint32_t kMaxAdmitAfter = 65535;  // A cell of the filter has 16 bits at most.
+inline constexpr std::uint64_t kLeastAdmitFilterBytes = 4096;
+// kInvalidArgument, as Create below.
+Status CheckExpiry(const ExpirySpec& spec);
+
 // The names a segment may have: pooled by slot into the network's input block, or one weight per
 // key summed over the example.
 inline constexpr std::string_view kEmbeddingSegment = "embedding";
@@ -76,8 +89,11 @@ class RowSchema {
  public:
   // kInvalidArgument: no segment, a name that is unknown or given twice, a zero or huge dimension,
   // a wide segment of more than one weight, FTRL with an initializer other than zeros or with the
-  // table's l2, settings of an optimizer that could divide by zero.
-  static Result<RowSchema> Create(std::string table, std::vector<SegmentSpec> segments);
+  // table's l2, settings of an optimizer that could divide by zero, an admission that no filter can
+  // count, an expiry without a reason to expire or with weights that could let a score rise.
+  static Result<RowSchema> Create(std::string table, std::vector<SegmentSpec> segments,
+                                  const AdmissionSpec& admission = {},
+                                  const ExpirySpec& expiry = {});
 
   const std::string& table() const { return table_; }
   std::span<const Segment> segments() const { return segments_; }
@@ -87,12 +103,16 @@ class RowSchema {
   std::uint32_t weight_floats() const {
     return weight_floats_;
   }  // All segments' weights lie side by side at offset 0.
+  // Of show, click and last_seen together, the row's last kStatisticsBytes.
+  std::uint32_t statistics_offset() const { return show_offset_; }
   std::uint32_t show_offset() const { return show_offset_; }    // float
   std::uint32_t click_offset() const { return click_offset_; }  // float
   std::uint32_t last_seen_offset() const {
     return last_seen_offset_;
   }  // uint64, count of examples trained
   std::span<const RowField> fields() const { return fields_; }
+  const AdmissionSpec& admission() const { return admission_; }
+  const ExpiryRule& expiry() const { return expiry_; }
   // Canonical text: two schemas with equal text have equal rows. Part of what identifies a model.
   std::string ToText() const;
 
@@ -104,6 +124,8 @@ class RowSchema {
   std::string table_;
   std::vector<Segment> segments_;
   std::vector<RowField> fields_;
+  AdmissionSpec admission_;
+  ExpiryRule expiry_;
   std::uint32_t row_bytes_ = 0;
   std::uint32_t weight_floats_ = 0;
   std::uint32_t show_offset_ = 0;

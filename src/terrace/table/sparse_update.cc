@@ -318,8 +318,14 @@ SegmentKernel KernelFor(const Segment& segment, Specialise specialise) {
   }
 }
 
-void ApplyStatistics(const RowSchema& schema, std::uint64_t examples_seen, const RowBlock& block,
+void ApplyStatistics(const RowSchema& schema, const ApplyStep& step, const RowBlock& block,
                      const StatisticsDelta* delta) {
+  const std::uint64_t examples_seen = step.examples_seen;
+  if (schema.expiry().spec().decays()) {
+    for (std::size_t r = 0; r < block.count; ++r) {
+      schema.expiry().Decay(block.rows[r] + schema.statistics_offset(), step.examples_before);
+    }
+  }
   for (std::size_t r = 0; r < block.count; ++r) {
     std::byte* const row = block.rows[r];
     float* show = reinterpret_cast<float*>(row + schema.show_offset());
@@ -377,7 +383,7 @@ void Apply(const RowSchema& schema, const ApplyStep& step, std::span<std::byte* 
           gradient_sum + start * stride + segments[s].weight_offset / sizeof(float));
       block.distance = 0;
     }
-    ApplyStatistics(schema, step.examples_seen, block, delta + start);
+    ApplyStatistics(schema, step, block, delta + start);
   }
 }
 

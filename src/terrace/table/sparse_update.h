@@ -60,6 +60,8 @@ struct ApplyStep {
   std::span<const float> learning_rate;  // (segments) of this step, by each segment's schedule;
                                          // FTRL reads its alpha instead.
   std::uint64_t examples_seen = 0;  // Trained after this mini-batch: becomes last_seen of its rows.
+  // Trained before it: the expiry points until here have let the statistics of its rows decay.
+  std::uint64_t examples_before = 0;
 };
 
 // Applies the optimizers of all segments and the statistics to `count` distinct rows. rows:

@@ -90,20 +90,24 @@ json CheckpointJson(const Checkpoint& checkpoint) {
   for (const FileDigest& digest : checkpoint.dense) dense.push_back(DigestJson(digest));
   json identity = json::array();
   for (const auto& [path, value] : checkpoint.identity) identity.push_back({path, value});
-  return {{"format_version", kCheckpointVersion},
-          {"id", checkpoint.id},
-          {"cursor", CursorJson(checkpoint.cursor)},
-          {"steps", checkpoint.steps},
-          {"finished", checkpoint.finished},
-          {"stores", stores},
-          {"dense", dense},
-          {"metrics_bytes", checkpoint.metrics_bytes},
-          {"progressive_bytes", checkpoint.progressive.size()},
-          {"window_bytes", checkpoint.window.size()},
-          {"trainer_state", checkpoint.trainer_state},
-          {"dense_network", checkpoint.dense_network},
-          {"identity", identity},
-          {"job_yaml", checkpoint.job_yaml}};
+  json object = {{"format_version", CheckpointVersionOf(checkpoint)},
+                 {"id", checkpoint.id},
+                 {"cursor", CursorJson(checkpoint.cursor)},
+                 {"steps", checkpoint.steps},
+                 {"finished", checkpoint.finished},
+                 {"stores", stores},
+                 {"dense", dense},
+                 {"metrics_bytes", checkpoint.metrics_bytes},
+                 {"progressive_bytes", checkpoint.progressive.size()},
+                 {"window_bytes", checkpoint.window.size()},
+                 {"trainer_state", checkpoint.trainer_state},
+                 {"dense_network", checkpoint.dense_network},
+                 {"identity", identity},
+                 {"job_yaml", checkpoint.job_yaml}};
+  for (const Checkpoint::FilterFile& filter : checkpoint.admission) {
+    object["admission"].push_back({{"table", filter.table}, {"file", DigestJson(filter.digest)}});
+  }
+  return object;
 }
 
 Status ReadLists(JsonFields* fields, Checkpoint* checkpoint) {
@@ -122,6 +126,19 @@ Status ReadLists(JsonFields* fields, Checkpoint* checkpoint) {
       return CorruptionError("field 'identity' is not a list of pairs");
     }
     checkpoint->identity.emplace_back(item[0].get<std::string>(), item[1].get<std::string>());
+  }
+  return fields->status();
+}
+
+Status ReadFilters(JsonFields* fields, Checkpoint* checkpoint) {
+  for (const json& item : fields->Array("admission")) {
+    JsonFields entry(item);
+    Checkpoint::FilterFile filter;
+    entry.Read("table", &filter.table);
+    const json& digest = entry.Object("file");
+    TERRACE_RETURN_IF_ERROR(entry.status());
+    TERRACE_RETURN_IF_ERROR(ReadDigest(digest, &filter.digest));
+    checkpoint->admission.push_back(std::move(filter));
   }
   return fields->status();
 }
@@ -174,6 +191,10 @@ std::string Difference(const std::string& text, const std::string& other) {
 
 }  // namespace
 
+std::uint32_t CheckpointVersionOf(const Checkpoint& checkpoint) {
+  return checkpoint.admission.empty() ? 1 : 2;
+}
+
 Result<std::string> EncodeCheckpoint(const Checkpoint& checkpoint) {
   std::string text;
   try {
@@ -213,9 +234,13 @@ Result<Checkpoint> DecodeCheckpoint(const std::string& payload) {
   fields.Read("job_yaml", &checkpoint.job_yaml);
   const json& cursor = fields.Object("cursor");
   TERRACE_RETURN_IF_ERROR(fields.status());
-  if (version != kCheckpointVersion) return CorruptionError("field 'format_version' is not 1");
+  if (version < 1 || version > kCheckpointVersion) {
+    return CorruptionError(
+        fmt::format("field 'format_version' is not 1 to {}", kCheckpointVersion));
+  }
   TERRACE_RETURN_IF_ERROR(ReadCursor(cursor, &checkpoint.cursor));
   TERRACE_RETURN_IF_ERROR(ReadLists(&fields, &checkpoint));
+  if (version >= 2) TERRACE_RETURN_IF_ERROR(ReadFilters(&fields, &checkpoint));
   std::string_view progressive;
   std::string_view window;
   if (!cutter.Take(progressive_bytes, &progressive) || !cutter.Take(window_bytes, &window) ||

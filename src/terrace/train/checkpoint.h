@@ -1,8 +1,8 @@
 // RunFolder and checkpoints: what a run leaves on disk and how one cut of it is named
 // (docs/formats/checkpoint.md).
 //   RUN (marker)  LOCK  job.yaml  metrics.jsonl  summary.json  checkpoints/checkpoint-00000012
-//   dense/dense-00000012 rows/<table>/shard-<s>/...     (or <ssd path>/<run
-//   name>-<id>/<table>/shard-<s>/...)
+//   dense/dense-00000012 admission/filter-00000012-<table> rows/<table>/shard-<s>/...
+//   (or <ssd path>/<run name>-<id>/<table>/shard-<s>/...)
 // Threads: one.
 #pragma once
 
@@ -18,6 +18,7 @@
 #include "terrace/io/framed_file.h"
 #include "terrace/model/network.h"
 #include "terrace/store/store.h"
+#include "terrace/table/admission_filter.h"
 #include "terrace/train/job.h"
 
 namespace terrace {
@@ -40,11 +41,16 @@ struct Checkpoint {
   std::vector<StoreManifest> stores;
   std::vector<FileDigest>
       dense;  // One per replica; the file is dense/dense-<id> (one replica now).
-  std::uint64_t metrics_bytes = 0;  // metrics.jsonl is cut back to this on resume.
-  std::string progressive;          // ClickMetrics::Save() of the whole run.
-  std::string window;               // ... of the current metrics interval.
-  std::string trainer_state;        // JSON of counters that the trainer carries over a resume.
-  std::string dense_network;        // Network::ToText().
+  struct FilterFile {
+    std::string table;
+    FileDigest digest;
+  };
+  std::vector<FilterFile> admission;  // One per table that counts shows.
+  std::uint64_t metrics_bytes = 0;    // metrics.jsonl is cut back to this on resume.
+  std::string progressive;            // ClickMetrics::Save() of the whole run.
+  std::string window;                 // ... of the current metrics interval.
+  std::string trainer_state;          // JSON of counters that the trainer carries over a resume.
+  std::string dense_network;          // Network::ToText().
   std::vector<std::pair<std::string, std::string>> identity;  // IdentifyingSettings().
   std::string job_yaml;  // JobToYaml() of the run that made it.
 };
@@ -86,14 +92,21 @@ class RunFolder {
   virtual Result<DenseState> ReadDense(const Checkpoint& checkpoint) = 0;
   // Writes dense/dense-<id>, durable; the digest goes into Checkpoint::dense.
   virtual Result<FileDigest> WriteDense(std::uint64_t id, const DenseState& state) = 0;
+  // Writes admission/filter-<id>-<table>, durable; the digest goes into Checkpoint::admission. The
+  // filter's image gets its frame.
+  virtual Result<FileDigest> WriteFilter(std::uint64_t id, const std::string& table,
+                                         AdmissionFilter* filter) = 0;
+  // Fills the filter of the table. kCorruption: the file, or the checkpoint names none.
+  virtual Status ReadFilter(const Checkpoint& checkpoint, const std::string& table,
+                            AdmissionFilter* filter) = 0;
   // Publishes. Everything that it names is durable already.
   virtual Status WriteCheckpoint(const Checkpoint& checkpoint) = 0;
-  // Removes the checkpoint's file (first) and its dense file. kUnavailable: a reader holds it;
-  // nothing was removed. The caller drops the stores' manifests afterwards.
+  // Removes the checkpoint's file (first), its dense file and filters. kUnavailable: a reader holds
+  // it; nothing was removed. The caller drops the stores' manifests afterwards.
   virtual Status DropCheckpoint(std::uint64_t id) = 0;
   // A reader's hold on a checkpoint: while it lives, a trainer keeps it and its files.
   virtual Result<std::unique_ptr<FileLock>> HoldCheckpoint(std::uint64_t id) = 0;
-  // Removes dense files and temporaries that no checkpoint names. Trainer only, at start.
+  // Removes dense files, filters and temporaries that no checkpoint names. Trainer only, at start.
   virtual Status RemoveStrays() = 0;
 };
 
@@ -106,7 +119,9 @@ struct HeldCheckpoint {
 // there is none yet.
 Result<HeldCheckpoint> HoldNewestCheckpoint(RunFolder* run);
 
-inline constexpr std::uint32_t kCheckpointVersion = 1;
+// Version 2 names admission filters; without any, version 1 is written.
+inline constexpr std::uint32_t kCheckpointVersion = 2;
+std::uint32_t CheckpointVersionOf(const Checkpoint& checkpoint);
 // The payload of a checkpoint file, and back (kCorruption: no such payload). For tests too.
 Result<std::string> EncodeCheckpoint(const Checkpoint& checkpoint);
 Result<Checkpoint> DecodeCheckpoint(const std::string& payload);

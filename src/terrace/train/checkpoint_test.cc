@@ -55,6 +55,23 @@ Checkpoint SampleCheckpoint(std::uint64_t id) {
 
 DenseState SampleDense() { return {{"value", "moment1"}, {{1.0f, -0.0f, 3.5f}, {}}, 12}; }
 
+constexpr AdmissionSpec kAdmission = {3, 4096};
+
+std::unique_ptr<AdmissionFilter> SampleFilter(std::uint32_t keys) {
+  auto filter = AdmissionFilter::Create("default", kAdmission).value();
+  for (std::uint32_t i = 0; i < keys; ++i) filter->Count(Key{i} << 32, 1 + i % 3);
+  return filter;
+}
+
+// With the filter that it names.
+Checkpoint CheckpointWithFilter(RunFolder* run, std::uint64_t id, std::uint32_t keys) {
+  Checkpoint checkpoint = SampleCheckpoint(id);
+  Result<FileDigest> digest = run->WriteFilter(id, "default", SampleFilter(keys).get());
+  TERRACE_EXPECT_OK(digest);
+  checkpoint.admission = {{"default", *digest}};
+  return checkpoint;
+}
+
 std::string Read(FileSystem* fs, const std::string& path) {
   Result<std::string> text = ReadFileToString(fs, path);
   return text.ok() ? *text : text.status().ToString();
@@ -161,6 +178,78 @@ TEST_F(RunFolderTest, GoldenFilesAreReadAndWrittenTheSame) {
   // The marker holds the time and an id: it is only read.
   Write(&fs_, "/runs/a/RUN", Read(FileSystem::Posix(), testdata + "/run_v1.golden"));
   TERRACE_EXPECT_OK(Open(Mode::kRead));
+}
+
+TEST_F(RunFolderTest, GoldenFilesOfAdmissionAreReadAndWrittenTheSame) {
+  Result<std::unique_ptr<RunFolder>> run = Open(Mode::kNew);
+  TERRACE_ASSERT_OK(run);
+  const Checkpoint checkpoint = CheckpointWithFilter(run->get(), 12, 300);
+  TERRACE_ASSERT_OK((*run)->WriteCheckpoint(checkpoint));
+  const std::string testdata = TERRACE_TESTDATA;
+  EXPECT_EQ(Read(FileSystem::Posix(), testdata + "/checkpoint_v2.golden"),
+            Read(&fs_, "/runs/a/checkpoints/checkpoint-00000012"));
+  EXPECT_EQ(Read(FileSystem::Posix(), testdata + "/filter_v1.golden"),
+            Read(&fs_, "/runs/a/admission/filter-00000012-default"));
+  Result<Checkpoint> back = (*run)->ReadCheckpoint(12);
+  TERRACE_ASSERT_OK(back);
+  const auto filter = AdmissionFilter::Create("default", kAdmission).value();
+  TERRACE_ASSERT_OK((*run)->ReadFilter(*back, "default", filter.get()));
+  for (std::uint32_t i = 0; i < 300; ++i) {
+    EXPECT_TRUE(filter->Admits(Key{i} << 32) || i % 3 != 2) << i;
+  }
+  EXPECT_EQ((*run)->ReadFilter(*back, "ads", filter.get()).code(), StatusCode::kCorruption);
+}
+
+TEST_F(RunFolderTest, EveryByteOfAFilterIsChecked) {
+  Result<std::unique_ptr<RunFolder>> run = Open(Mode::kNew);
+  TERRACE_ASSERT_OK(run);
+  const Checkpoint checkpoint = CheckpointWithFilter(run->get(), 2, 300);
+  const std::string path = "/runs/a/admission/filter-00000002-default";
+  const std::string whole = Read(&fs_, path);
+  const auto filter = AdmissionFilter::Create("default", kAdmission).value();
+  const auto read = [&] { return (*run)->ReadFilter(checkpoint, "default", filter.get()); };
+  TERRACE_ASSERT_OK(read());
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    std::string broken = whole;
+    broken[i] = static_cast<char>(broken[i] ^ (1 << (i % 8)));
+    Write(&fs_, path, broken);
+    ASSERT_EQ(read().code(), StatusCode::kCorruption) << "byte " << i;
+    ASSERT_THAT(read().message(), HasSubstr(path));
+  }
+  for (std::size_t size : {std::size_t{0}, std::size_t{63}, whole.size() / 2, whole.size() - 1}) {
+    Write(&fs_, path, whole.substr(0, size));
+    EXPECT_EQ(read().code(), StatusCode::kCorruption);
+  }
+  // A sound one of another checkpoint.
+  CheckpointWithFilter(run->get(), 3, 301);
+  Write(&fs_, path, Read(&fs_, "/runs/a/admission/filter-00000003-default"));
+  EXPECT_THAT(read().message(), HasSubstr("another file than the one named"));
+  TERRACE_ASSERT_OK(fs_.Remove(path));
+  EXPECT_EQ(read().code(), StatusCode::kNotFound);
+}
+
+TEST_F(RunFolderTest, FiltersGoWithTheirCheckpoint) {
+  {
+    Result<std::unique_ptr<RunFolder>> run = Open(Mode::kNew);
+    TERRACE_ASSERT_OK(run);
+    for (std::uint64_t id : {1, 2, 3}) {
+      TERRACE_ASSERT_OK((*run)->WriteCheckpoint(CheckpointWithFilter(run->get(), id, 10)));
+    }
+    CheckpointWithFilter(run->get(), 4, 10);  // Never published.
+    TERRACE_ASSERT_OK((*run)->DropCheckpoint(2));
+    EXPECT_FALSE(Exists("/runs/a/admission/filter-00000002-default"));
+  }
+  Write(&fs_, "/runs/a/admission/filter-00000009-x-y.tmp", "stray");
+  Write(&fs_, "/runs/a/admission/notes", "mine");
+  Result<std::unique_ptr<RunFolder>> run = Open(Mode::kResume);
+  TERRACE_ASSERT_OK(run);
+  TERRACE_ASSERT_OK((*run)->RemoveStrays());
+  std::vector<std::string> names;
+  const Result<std::vector<FileInfo>> files = fs_.List("/runs/a/admission");
+  TERRACE_ASSERT_OK(files);
+  for (const FileInfo& file : *files) names.push_back(file.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"filter-00000001-default", "filter-00000003-default",
+                                             "notes"}));
 }
 
 TEST_F(RunFolderTest, NewFolderHasMarkerLockAndPlaces) {

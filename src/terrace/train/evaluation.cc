@@ -14,11 +14,13 @@ std::vector<PlannedSlot> PlannedSlots(const ModelPlan& plan) {
   return slots;
 }
 
-std::vector<StepTable> StepTables(const ModelPlan& plan) {
+std::vector<StepTable> StepTables(const ModelPlan& plan, std::uint64_t seed) {
   std::vector<StepTable> tables;
   for (const TablePlan& table : plan.tables) {
     StepTable step;
     step.schema = &table.schema;
+    step.seed = seed;
+    step.admits = table.schema.admission().on();
     for (std::uint32_t s : table.slots) {
       PooledSlot slot;
       slot.slot = s;
@@ -32,8 +34,12 @@ std::vector<StepTable> StepTables(const ModelPlan& plan) {
 }
 
 PeekProvider::PeekProvider(std::vector<RowCache*> caches, const ModelPlan* plan,
-                           std::uint64_t buffer_bytes)
-    : caches_(std::move(caches)), plan_(plan), buffer_bytes_(buffer_bytes), rows_(caches_.size()) {}
+                           std::uint64_t buffer_bytes, std::uint64_t position)
+    : caches_(std::move(caches)),
+      plan_(plan),
+      buffer_bytes_(buffer_bytes),
+      position_(position),
+      rows_(caches_.size()) {}
 
 std::vector<std::size_t> PeekProvider::MaxRows() const {
   std::vector<std::size_t> rows;
@@ -53,6 +59,10 @@ Status PeekProvider::Bring(WorkItem* item) {
     for (std::size_t w = 0; w < place.size(); ++w) place[w] = rows_[t].data() + w * row_bytes;
     std::vector<std::uint8_t> found(work.keys.size());
     TERRACE_RETURN_IF_ERROR(caches_[t]->Peek(work.keys, place, found));
+    const ExpiryRule& expiry = plan_->tables[t].schema.expiry();
+    for (std::size_t w = 0; expiry.on() && w < place.size(); ++w) {
+      if (found[w] != 0 && !CountsAt(expiry, {place[w], row_bytes}, position_)) found[w] = 0;
+    }
     work.places.resize(work.rows.size());
     for (std::size_t r = 0; r < work.rows.size(); ++r) {
       const std::uint32_t w = work.rows[r];
@@ -73,8 +83,12 @@ Status PinProvider::Bring(WorkItem* item) {
     TableWork& work = item->tables[t];
     TERRACE_ASSIGN_OR_RETURN(work.pinned, caches_[t]->Pin(work.keys));
     work.places.resize(work.rows.size());
-    for (std::size_t r = 0; r < work.rows.size(); ++r)
-      work.places[r] = work.pinned.row(work.rows[r]);
+    const RowSchema& schema = plan_->tables[t].schema;
+    for (std::size_t r = 0; r < work.rows.size(); ++r) {
+      std::byte* const row = work.pinned.row(work.rows[r]);
+      work.places[r] =
+          CountsAt(schema.expiry(), {row, schema.row_bytes()}, position_) ? row : nullptr;
+    }
   }
   return OkStatus();
 }

@@ -22,9 +22,10 @@ namespace terrace {
 
 // What the planner and the step need to know, from the model plan. The StepTables borrow the plan.
 std::vector<PlannedSlot> PlannedSlots(const ModelPlan& plan);
-std::vector<StepTable> StepTables(const ModelPlan& plan);
+std::vector<StepTable> StepTables(const ModelPlan& plan, std::uint64_t seed);
 
-// Fills item->tables[t].places for a planned item; rows that exist nowhere get nullptr.
+// Fills item->tables[t].places for a planned item; rows that exist nowhere, or have expired at the
+// position of what is evaluated, get nullptr.
 class RowProvider {
  public:
   virtual ~RowProvider() = default;
@@ -37,7 +38,9 @@ class RowProvider {
 class PeekProvider final : public RowProvider {
  public:
   // buffer_bytes: for the copied rows of one item; at least one mini-batch is taken in any case.
-  PeekProvider(std::vector<RowCache*> caches, const ModelPlan* plan, std::uint64_t buffer_bytes);
+  // position: examples trained.
+  PeekProvider(std::vector<RowCache*> caches, const ModelPlan* plan, std::uint64_t buffer_bytes,
+               std::uint64_t position);
   Status Bring(WorkItem* item) override;
   std::vector<std::size_t> MaxRows() const override;
 
@@ -45,6 +48,7 @@ class PeekProvider final : public RowProvider {
   const std::vector<RowCache*> caches_;
   const ModelPlan* const plan_;
   const std::uint64_t buffer_bytes_;
+  const std::uint64_t position_;
   std::vector<std::vector<std::byte>> rows_;  // (tables)
 };
 
@@ -52,12 +56,16 @@ class PeekProvider final : public RowProvider {
 // (evaluate, predict).
 class PinProvider final : public RowProvider {
  public:
-  explicit PinProvider(std::vector<RowCache*> caches) : caches_(std::move(caches)) {}
+  // position: examples trained.
+  PinProvider(std::vector<RowCache*> caches, const ModelPlan* plan, std::uint64_t position)
+      : caches_(std::move(caches)), plan_(plan), position_(position) {}
   Status Bring(WorkItem* item) override;
   std::vector<std::size_t> MaxRows() const override;
 
  private:
   const std::vector<RowCache*> caches_;
+  const ModelPlan* const plan_;
+  const std::uint64_t position_;
 };
 
 // Called for each predicted mini-batch in order, with its batch and first example in it.

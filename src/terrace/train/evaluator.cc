@@ -122,7 +122,7 @@ Result<std::unique_ptr<LoadedRun>> LoadedRun::Load(FileSystem* fs, const std::st
 Status LoadedRun::Run(ClickMetrics* metrics, const PredictionSink& sink) {
   KeyPlanner planner(PlannedSlots(*plan_), plan_->tables.size(), job_.training.minibatch,
                      memory_.set_bytes);
-  PinProvider rows(cache_pointers_);
+  PinProvider rows(cache_pointers_, &*plan_, checkpoint_.cursor.examples);
   return Evaluate(source_.get(), memory_.batch, job_.training.minibatch, &planner, &rows,
                   model_.executor.get(), metrics, sink, nullptr);
 }

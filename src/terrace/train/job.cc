@@ -73,6 +73,7 @@ class Reader {
   void CheckApplies(const JobKey& key, const Path& pattern);
   void Finish();
   void FinishTable(const std::string& path, TableJob* table);
+  void CheckTableExpiry(const std::string& path, const ExpirySpec& spec);
   void FinishWide();
   void FinishData();
   void FinishLearningRate(const std::string& path, const LearningRate& rate);
@@ -276,10 +277,28 @@ bool HasSchedule(const LearningRate& rate) {
   return rate.warmup_steps != 0 || rate.decay != LearningRate::Decay::kNone;
 }
 
+void Reader::CheckTableExpiry(const std::string& path, const ExpirySpec& spec) {
+  if (!spec.on()) return;
+  if (spec.after == 0 && spec.below == 0) {
+    Add(path + ".expire_every_examples",
+        "is given, but neither expire_after nor expire_below: no row would ever expire");
+  }
+  if (spec.below > 0 && spec.below < kLeastExpireBelow) {
+    Add(path + ".expire_below",
+        fmt::format("is {}; legal: 0, or {} or more", spec.below, kLeastExpireBelow));
+  }
+  if (spec.below > 0 && spec.click_weight < spec.show_weight) {
+    Add(path + ".expire_click_weight",
+        fmt::format("is {}, below expire_show_weight ({}): a click would lower a score",
+                    spec.click_weight, spec.show_weight));
+  }
+}
+
 void Reader::FinishTable(const std::string& path, TableJob* table) {
   const bool ftrl = table->optimizer.type == SparseOptimizerSpec::Type::kFtrl;
   FinishFtrl(table->learning_rate, &table->optimizer);
   FinishLearningRate(path + ".optimizer.learning_rate", table->learning_rate);
+  CheckTableExpiry(path, table->expiry);
   if (!ftrl) return;
   if (!Given(path + ".initializer.type")) {
     table->initializer.type = InitializerSpec::Type::kZeros;

@@ -40,6 +40,8 @@ struct TableJob {
   LearningRate learning_rate;
   InitializerSpec initializer;
   float l2 = 0;
+  AdmissionSpec admission{0, std::uint64_t{64} << 20};
+  ExpirySpec expiry;
 };
 
 struct SlotJob {

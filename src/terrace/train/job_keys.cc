@@ -138,6 +138,60 @@ void AddSparseOptimizer(Builder* b, const std::string& path, GetSpec spec, GetRa
 }
 
 template <typename Get>
+void AddAdmission(Builder* b, const std::string& path, Get table) {
+  const auto field = [table](auto member) {
+    return [ table, member ](Job & job, const std::string& name) -> auto& {
+      return table(job, name).admission.*member;
+    };
+  };
+  b->Whole(path + ".admit_after", field(&AdmissionSpec::after), 0, kMaxAdmitAfter,
+           "A key gets its row after so many shows (examples that hold it); until then it reads as "
+           "zeros. 0 and 1: with the first.");
+  OnlyFor(
+      b->Bytes(path + ".admit_filter", field(&AdmissionSpec::filter_bytes), kLeastAdmitFilterBytes,
+               "Of the filter that counts shows; twice so much memory is used. Too small a "
+               "filter admits keys too soon."),
+      "admit_after of 2 or more", [table](const Job& job, const std::string& name) {
+        return table(Builder::Mutable(job), name).admission.on();
+      });
+}
+
+template <typename Get>
+void AddExpiry(Builder* b, const std::string& path, Get table) {
+  const auto field = [table](auto member) {
+    return [ table, member ](Job & job, const std::string& name) -> auto& {
+      return table(job, name).expiry.*member;
+    };
+  };
+  const auto when_on = [table](JobKey& key) {
+    OnlyFor(key, "expire_every_examples above 0", [table](const Job& job, const std::string& name) {
+      return table(Builder::Mutable(job), name).expiry.on();
+    });
+  };
+  const auto for_score = [table](JobKey& key) {
+    OnlyFor(key, "expire_below above 0", [table](const Job& job, const std::string& name) {
+      const ExpirySpec& spec = table(Builder::Mutable(job), name).expiry;
+      return spec.on() && spec.below > 0;
+    });
+  };
+  b->Whole(path + ".expire_every_examples", field(&ExpirySpec::every_examples), 0, kMax64,
+           "Rows expire at the ends of mini-batches that reach a multiple of so many examples of "
+           "the run. 0: never.");
+  when_on(
+      b->Whole(path + ".expire_after", field(&ExpirySpec::after), 0, kMax64,
+               "A row expires when it was not seen for so many examples. 0: age is no reason."));
+  when_on(b->Number(path + ".expire_below", field(&ExpirySpec::below), {0, kUnbounded},
+                    "A row expires when its score is lower. 0: the score is no reason."));
+  for_score(b->Number(path + ".expire_show_weight", field(&ExpirySpec::show_weight),
+                      {0, kUnbounded}, "What a show without click adds to a score."));
+  for_score(b->Number(path + ".expire_click_weight", field(&ExpirySpec::click_weight),
+                      {0, kUnbounded},
+                      "What a click adds to a score; expire_show_weight or more."));
+  for_score(b->Number(path + ".expire_decay", field(&ExpirySpec::decay), {0, 1},
+                      "What is left of a row's show and click from one expiry point to the next."));
+}
+
+template <typename Get>
 void AddTable(Builder* b, const std::string& path, Get table) {
   using Type = InitializerSpec::Type;
   b->Whole(
@@ -174,6 +228,8 @@ void AddTable(Builder* b, const std::string& path, Get table) {
       path + ".l2",
       [table](Job & job, const std::string& name) -> auto& { return table(job, name).l2; },
       {0, kUnbounded}, "l2 * w is added to a row's gradient when the row is touched.");
+  AddAdmission(b, path, table);
+  AddExpiry(b, path, table);
 }
 
 void AddRun(Builder* b) {

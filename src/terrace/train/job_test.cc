@@ -214,6 +214,28 @@ INSTANTIATE_TEST_SUITE_P(
         BadJob{"table: {optimizer: {learning_rate: {decay: cosine}}}\n",
                "j.yaml:3: table.optimizer.learning_rate.decay_steps is missing: a decay takes a "
                "number of mini-batches"},
+        BadJob{"table: {admit_after: 65536}\n",
+               "j.yaml:3: table.admit_after is 65536; legal: 0 to 65,535"},
+        BadJob{"table: {admit_after: 2, admit_filter: 1KiB}\n",
+               "j.yaml:3: table.admit_filter is 1KiB; legal: 4KiB or more"},
+        BadJob{"table: {admit_after: 1, admit_filter: 1MiB}\n",
+               "j.yaml:3: table.admit_filter has no meaning here: it is for admit_after of 2 or "
+               "more"},
+        BadJob{"table: {expire_every_examples: 10}\n",
+               "j.yaml:3: table.expire_every_examples is given, but neither expire_after nor "
+               "expire_below: no row would ever expire"},
+        BadJob{"table: {expire_after: 10}\n",
+               "j.yaml:3: table.expire_after has no meaning here: it is for expire_every_examples "
+               "above 0"},
+        BadJob{"table: {expire_every_examples: 5, expire_after: 9, expire_decay: 0.5}\n",
+               "j.yaml:3: table.expire_decay has no meaning here: it is for expire_below above 0"},
+        BadJob{"table: {expire_every_examples: 5, expire_below: 1e-9}\n",
+               "j.yaml:3: table.expire_below is 1e-09; legal: 0, or 1e-06 or more"},
+        BadJob{"table: {expire_every_examples: 5, expire_below: 1, expire_show_weight: 2}\n",
+               "j.yaml:3: table.expire_click_weight is 1, below expire_show_weight (2): a click "
+               "would lower a score"},
+        BadJob{"table: {expire_every_examples: 5, expire_below: 1, expire_decay: 1.5}\n",
+               "j.yaml:3: table.expire_decay is 1.5; legal: 0 to 1"},
         BadJob{"tables: {default: {}}\n",
                "j.yaml:3: tables.default: 'table' is the default table; name this one otherwise"},
         BadJob{"tables: {a/b: {}}\n",
@@ -290,6 +312,84 @@ TEST(ParseJob, OverridesAnyPath) {
   EXPECT_EQ(ErrorOf("seed: 3\n", {"seed.x=1"}),
             "--set seed.x: 'seed' holds a value, not settings by name");
   EXPECT_THAT(ErrorOf("", {"seed=[1"}), testing::StartsWith("--set seed: not YAML: "));
+}
+
+TEST(ParseJob, AdmissionIsOffUnlessAskedFor) {
+  Result<Job> job = Parse(kSmall);
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  EXPECT_FALSE(job->table.admission.on());
+  job = Parse(std::string(kSmall) +
+              "table: {admit_after: 5, admit_filter: 1MiB}\n"
+              "tables: {a: {}, b: {admit_after: 0}, c: {admit_filter: 2MiB}}\n");
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  EXPECT_EQ(job->table.admission.after, 5u);
+  EXPECT_EQ(job->tables["a"].admission.filter_bytes, 1u << 20);
+  EXPECT_FALSE(job->tables["b"].admission.on());
+  EXPECT_EQ(job->tables["c"].admission.after, 5u);
+  EXPECT_EQ(job->tables["c"].admission.filter_bytes, 2u << 20);
+  Result<Job> again = Parse(JobToYaml(*job));
+  ASSERT_TRUE(again.ok()) << again.status().ToString();
+  EXPECT_EQ(JobToYaml(*again), JobToYaml(*job));
+}
+
+TEST(SchemaText, SaysWhenKeysGetRowsAndWhenRowsExpire) {
+  SegmentSpec segment;
+  segment.name = "embedding";
+  segment.dim = 2;
+  AdmissionSpec admission{7, 12345};
+  ExpirySpec expiry;
+  expiry.every_examples = 1000;
+  expiry.after = 77;
+  expiry.below = 1.0 / 3;
+  expiry.show_weight = 0.1 + 0.2;
+  expiry.click_weight = 1e20;
+  expiry.decay = 1 - 0x1p-52;
+  const std::string text = RowSchema::Create("t", {segment}, admission, expiry)->ToText();
+  const Result<AdmissionSpec> admits = AdmissionOfSchemaText(text);
+  ASSERT_TRUE(admits.ok()) << admits.status().ToString();
+  EXPECT_EQ(admits->after, 7u);
+  EXPECT_EQ(admits->filter_bytes, 12345u);
+  const Result<ExpiryRule> rule = ExpiryOfSchemaText(text);
+  ASSERT_TRUE(rule.ok()) << rule.status().ToString();
+  const ExpirySpec& read = rule->spec();
+  EXPECT_EQ(read.every_examples, 1000u);
+  EXPECT_EQ(read.after, 77u);
+  EXPECT_EQ(read.below, expiry.below);
+  EXPECT_EQ(read.show_weight, expiry.show_weight);
+  EXPECT_EQ(read.click_weight, expiry.click_weight);
+  EXPECT_EQ(read.decay, expiry.decay);
+  const std::string plain = RowSchema::Create("t", {segment})->ToText();
+  EXPECT_FALSE(AdmissionOfSchemaText(plain)->on());
+  EXPECT_FALSE(ExpiryOfSchemaText(plain)->on());
+  EXPECT_EQ(text.substr(0, plain.size()), plain);
+  for (const char* line : {"admission", "admission after 1 filter 4096", "admission after x"}) {
+    EXPECT_EQ(AdmissionOfSchemaText(line).status().code(), StatusCode::kCorruption) << line;
+  }
+  for (const char* line :
+       {"expiry", "expiry every 1 after 0 below 0 show_weight 0 click_weight 0 decay 1",
+        "expiry every 1 after 1 below 1 show_weight 2 click_weight 1 decay 1",
+        "expiry every 1 after 1 below 1 show_weight 0 click_weight 1 decay 2"}) {
+    EXPECT_EQ(ExpiryOfSchemaText(line).status().code(), StatusCode::kCorruption) << line;
+  }
+}
+
+TEST(ParseJob, ExpiryIsOffUnlessAskedFor) {
+  Result<Job> job = Parse(kSmall);
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  EXPECT_FALSE(job->table.expiry.on());
+  job = Parse(std::string(kSmall) +
+              "table: {expire_every_examples: 1e6, expire_below: 0.3, expire_decay: 0.9}\n"
+              "tables: {a: {}, b: {expire_every_examples: 0}, c: {expire_after: 7}}\n");
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  EXPECT_EQ(job->table.expiry.every_examples, 1'000'000u);
+  EXPECT_EQ(job->tables["a"].expiry.decay, 0.9);
+  EXPECT_EQ(job->tables["a"].expiry.show_weight, 0.1);
+  EXPECT_FALSE(job->tables["b"].expiry.on());
+  EXPECT_EQ(job->tables["c"].expiry.after, 7u);
+  EXPECT_EQ(job->tables["c"].expiry.below, 0.3);
+  Result<Job> again = Parse(JobToYaml(*job));
+  ASSERT_TRUE(again.ok()) << again.status().ToString();
+  EXPECT_EQ(JobToYaml(*again), JobToYaml(*job));
 }
 
 TEST(ParseJob, TablesTakeWhatTheyLeaveOutFromTheDefault) {

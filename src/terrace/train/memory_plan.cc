@@ -48,11 +48,15 @@ std::uint64_t ReadPlanBytes(const MemoryPlanInput& input, std::uint32_t batch) {
   return std::max(usual, least);
 }
 
+// Of an occurrence of a key, where admission counts: its number among those admitted, and the key.
+constexpr std::uint64_t kAdmissionBytes = 12;
+
 std::uint64_t BatchesBytes(const MemoryPlanInput& input, std::uint32_t batch) {
   // Each set keeps its batch; more are read ahead.
   const std::uint64_t batches = input.sets + input.batches_ahead;
   return batches * BatchBytesPerExample(input) * batch + input.sets * SetBytes(input, batch) +
-         MapBytes(input, batch) + ReadPlanBytes(input, batch);
+         MapBytes(input, batch) + ReadPlanBytes(input, batch) +
+         (input.filter_bytes > 0 ? std::uint64_t{input.slots} * batch * kAdmissionBytes : 0);
 }
 
 // What is spent before batches and rows get a byte.
@@ -63,7 +67,9 @@ MemoryPlan FixedPart(const MemoryPlanInput& input) {
   plan.slack_bytes = 12 * kMiB + input.budget_bytes / 50;
   plan.transient_bytes = 2 * input.dense_state_bytes + 12 * kMiB;
   if (input.validates) plan.transient_bytes += 8 * kMiB;
-  const std::uint64_t before = plan.resident_bytes + plan.slack_bytes + plan.transient_bytes;
+  plan.filter_bytes = input.filter_bytes;
+  const std::uint64_t before =
+      plan.resident_bytes + plan.slack_bytes + plan.transient_bytes + plan.filter_bytes;
   const std::uint64_t rest = input.budget_bytes > before ? input.budget_bytes - before : 0;
   const std::uint64_t io = rest / 8 / (3 * std::uint64_t{input.stores});
   plan.io_buffer_bytes = std::clamp<std::uint64_t>(io, kMiB / 4, 8 * kMiB) / 4096 * 4096;
@@ -79,8 +85,13 @@ std::uint64_t LeastRowBytes(const MemoryPlanInput& input) {
 // Batches of one mini-batch, the rows of one, and what the given budget spends besides.
 std::uint64_t LeastBytes(const MemoryPlanInput& input) {
   const MemoryPlan plan = FixedPart(input);
-  return plan.resident_bytes + plan.slack_bytes + plan.transient_bytes + plan.io_bytes +
-         BatchesBytes(input, input.minibatch) + LeastRowBytes(input);
+  return plan.resident_bytes + plan.slack_bytes + plan.transient_bytes + plan.filter_bytes +
+         plan.io_bytes + BatchesBytes(input, input.minibatch) + LeastRowBytes(input);
+}
+
+// Nothing without filters.
+std::string FiltersText(const MemoryPlan& plan, std::string_view before) {
+  return plan.filter_bytes == 0 ? "" : std::string(before) + FormatBytes(plan.filter_bytes);
 }
 
 // Of a table's cache. Arenas come in huge pages, and the write buffer takes a share.
@@ -147,8 +158,8 @@ std::vector<std::uint64_t> SplitCacheBytes(const Job& job, const ModelPlan& plan
 
 Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input) {
   MemoryPlan plan = FixedPart(input);
-  const std::uint64_t fixed =
-      plan.resident_bytes + plan.slack_bytes + plan.transient_bytes + plan.io_bytes;
+  const std::uint64_t fixed = plan.resident_bytes + plan.slack_bytes + plan.transient_bytes +
+                              plan.filter_bytes + plan.io_bytes;
   const std::uint64_t least_rows = LeastRowBytes(input);
   if (LeastBytes(input) > input.budget_bytes) {
     MemoryPlanInput enough = input;
@@ -156,11 +167,12 @@ Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input) {
     const MemoryPlan least = FixedPart(enough);
     return InvalidArgumentError(fmt::format(
         "memory.budget of {} is too small: this job needs at least {} (process and network {}, "
-        "rows of one mini-batch and index {}, buffers {}). Raise memory.budget, or lower "
+        "rows of one mini-batch and index {}, buffers {}{}). Raise memory.budget, or lower "
         "training.minibatch.",
         FormatBytes(input.budget_bytes), FormatBytes(enough.budget_bytes),
         FormatBytes(least.resident_bytes), FormatBytes(least_rows),
-        FormatBytes(least.io_bytes + least.slack_bytes + least.transient_bytes)));
+        FormatBytes(least.io_bytes + least.slack_bytes + least.transient_bytes),
+        FiltersText(least, ", admission filters ")));
   }
   const std::uint64_t rest = input.budget_bytes - fixed;
   // A share of what is left goes to batches, more only when one mini-batch asks for it. The larger
@@ -187,10 +199,10 @@ Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input) {
 std::string DescribeMemoryPlan(const MemoryPlan& plan) {
   return fmt::format(
       "memory: {} budget = {} rows and index + {} batches in flight ({} examples each) + {} I/O "
-      "buffers + {} process and "
-      "network + {} for checkpoints and slack",
+      "buffers + {} process and network{} + {} for checkpoints and slack",
       FormatBytes(plan.budget_bytes), FormatBytes(plan.rows_bytes), FormatBytes(plan.batches_bytes),
       FormatCount(plan.batch), FormatBytes(plan.io_bytes), FormatBytes(plan.resident_bytes),
+      FiltersText(plan, " + admission filters of "),
       FormatBytes(plan.transient_bytes + plan.slack_bytes));
 }
 

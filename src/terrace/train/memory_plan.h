@@ -26,6 +26,7 @@ struct MemoryPlanInput {
   std::uint64_t least_cache_bytes = 0;  // Of all tables: LeastCacheBytes.
   std::uint64_t dense_state_bytes = 0;  // A copy of it is made for a checkpoint.
   std::uint64_t index_bytes = 0;        // Of the stores now; more after a resume.
+  std::uint64_t filter_bytes = 0;       // Of all admission filters, both of each table.
   std::uint64_t source_bytes = 0;       // Of one source: read-ahead, archive, shuffling window.
   bool validates = false;               // A second source is open at times.
 };
@@ -35,6 +36,7 @@ struct MemoryPlan {
   std::uint64_t resident_bytes = 0;   // Code, network and contexts.
   std::uint64_t slack_bytes = 0;      // For what nobody counts: allocator, stacks, page tables.
   std::uint64_t transient_bytes = 0;  // Checkpoint copies, metrics, validation.
+  std::uint64_t filter_bytes = 0;     // Admission filters.
   std::uint64_t io_buffer_bytes = 0;  // Of one store and use; a store has three.
   std::uint64_t io_bytes = 0;         // All of them.
   std::uint32_t batch = 0;            // Examples, adapted; a multiple of minibatch.

@@ -27,6 +27,7 @@ MemoryPlanInput RandomInput(Rng* rng) {
   input.index_bytes = rng->Below(512) * kMiB;
   input.source_bytes = rng->Below(32) * kMiB;
   input.validates = rng->Below(2) == 1;
+  if (rng->Below(2) == 1) input.filter_bytes = (1 + rng->Below(256)) * kMiB;
   return input;
 }
 
@@ -56,8 +57,8 @@ TEST(MemoryPlan, PartsMakeTheBudget) {
     input.budget_bytes = LeastBudgetBytes(input) + rng.Below(4096) * kMiB;
     const Result<MemoryPlan> plan = PlanMemory(input);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
-    EXPECT_EQ(plan->resident_bytes + plan->slack_bytes + plan->transient_bytes + plan->io_bytes +
-                  plan->batches_bytes + plan->rows_bytes,
+    EXPECT_EQ(plan->resident_bytes + plan->slack_bytes + plan->transient_bytes +
+                  plan->filter_bytes + plan->io_bytes + plan->batches_bytes + plan->rows_bytes,
               input.budget_bytes);
     EXPECT_EQ(plan->batch % input.minibatch, 0);
     EXPECT_LE(plan->batch, input.batch);

@@ -67,7 +67,8 @@ Result<TablePlan> PlanTable(const Job& job, const PlannedTable& planned,
     segments.push_back(wide);
     rates.push_back(job.wide_optimizer_given ? job.wide_learning_rate : planned.job->learning_rate);
   }
-  Result<RowSchema> schema = RowSchema::Create(planned.name, segments);
+  Result<RowSchema> schema =
+      RowSchema::Create(planned.name, segments, planned.job->admission, planned.job->expiry);
   if (!schema.ok()) return schema.status().WithContext("table " + planned.name);
   return TablePlan{std::move(schema).value(), rates, std::move(slots)};
 }

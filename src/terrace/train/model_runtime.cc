@@ -11,7 +11,7 @@ Result<ModelRuntime> ModelRuntime::Make(const Job& job, const ModelPlan& plan) {
   made.workers = std::make_unique<WorkerGroup>("compute", job.training.threads,
                                                [] { PrepareComputeThread(); });
   TERRACE_ASSIGN_OR_RETURN(made.executor,
-                           StepExecutor::Create(StepTables(plan), job.training.minibatch,
+                           StepExecutor::Create(StepTables(plan, job.seed), job.training.minibatch,
                                                 made.network.get(), made.workers.get()));
   TERRACE_RETURN_IF_ERROR(made.executor->WarmUp());
   return made;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <set>
 
@@ -22,12 +23,15 @@ namespace {
 constexpr std::string_view kMarkerMagic = "TERRMARK";
 constexpr std::string_view kCheckpointMagic = "TERRCKPT";
 constexpr std::string_view kDenseMagic = "TERRDENS";
+constexpr std::string_view kFilterMagic = "TERRADMF";
 constexpr std::uint32_t kMarkerVersion = 1;
 constexpr std::uint32_t kDenseVersion = 1;
+constexpr std::uint32_t kFilterVersion = 1;
+static_assert(AdmissionFilter::kFrameRoomBytes == kFrameHeaderBytes);
 constexpr const char* kMarker = "RUN";
 constexpr const char* kLock = "LOCK";
 // What a run makes in its folder, beside marker and lock.
-constexpr const char* kContents[] = {"checkpoints", "dense",         "rows",
+constexpr const char* kContents[] = {"checkpoints", "dense",         "admission",   "rows",
                                      "job.yaml",    "metrics.jsonl", "summary.json"};
 
 std::span<const std::byte> Bytes(const std::string& text) {
@@ -116,6 +120,12 @@ std::optional<std::uint64_t> NumberOf(const std::string& name, std::string_view 
   return number;
 }
 
+// The same of "filter-00000012-<table>".
+std::optional<std::uint64_t> NumberOfFilter(const std::string& name) {
+  constexpr std::string_view kPrefix = "filter-";
+  return NumberOf(name.substr(0, name.find('-', kPrefix.size())), kPrefix);
+}
+
 class RunFolderImpl final : public RunFolder {
  public:
   RunFolderImpl(FileSystem* fs, std::string path, const Job* job)
@@ -136,6 +146,10 @@ class RunFolderImpl final : public RunFolder {
   Result<Checkpoint> ReadCheckpoint(std::uint64_t id) override;
   Result<DenseState> ReadDense(const Checkpoint& checkpoint) override;
   Result<FileDigest> WriteDense(std::uint64_t id, const DenseState& state) override;
+  Result<FileDigest> WriteFilter(std::uint64_t id, const std::string& table,
+                                 AdmissionFilter* filter) override;
+  Status ReadFilter(const Checkpoint& checkpoint, const std::string& table,
+                    AdmissionFilter* filter) override;
   Status WriteCheckpoint(const Checkpoint& checkpoint) override;
   Status DropCheckpoint(std::uint64_t id) override;
   Result<std::unique_ptr<FileLock>> HoldCheckpoint(std::uint64_t id) override;
@@ -147,6 +161,11 @@ class RunFolderImpl final : public RunFolder {
     return At(fmt::format("checkpoints/checkpoint-{:08}", id));
   }
   std::string DensePath(std::uint64_t id) const { return At(fmt::format("dense/dense-{:08}", id)); }
+  std::string FilterPath(std::uint64_t id, const std::string& table) const {
+    return At(fmt::format("admission/filter-{:08}-{}", id, table));
+  }
+  // Removes the filters of checkpoints for which `gone` is true.
+  Status RemoveFilters(const std::function<bool(std::uint64_t)>& gone);
 
   // Whether a run is there; refuses what `mode` may not touch.
   Result<bool> Inspect(Mode mode);
@@ -374,7 +393,7 @@ Status RunFolderImpl::RemoveTemporaries(const std::string& folder) {
                                               "metrics.jsonl.tmp"};
   for (const FileInfo& entry : *entries) {
     const bool ours = kOurs.contains(entry.name) || entry.name.starts_with("checkpoint-") ||
-                      entry.name.starts_with("dense-");
+                      entry.name.starts_with("dense-") || entry.name.starts_with("filter-");
     if (entry.is_directory || !ours || !entry.name.ends_with(".tmp")) continue;
     TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, JoinPath(folder, entry.name)));
   }
@@ -445,6 +464,43 @@ Result<FileDigest> RunFolderImpl::WriteDense(std::uint64_t id, const DenseState&
   return WriteFramedFile(fs_, DensePath(id), kDenseMagic, kDenseVersion, Bytes(payload));
 }
 
+Result<FileDigest> RunFolderImpl::WriteFilter(std::uint64_t id, const std::string& table,
+                                              AdmissionFilter* filter) {
+  SyncPoint::Hit("checkpoint.before_filter");
+  TERRACE_RETURN_IF_ERROR(fs_->MakeDirectories(At("admission")));
+  const std::span<std::byte> image = filter->image();
+  FrameInPlace(kFilterMagic, kFilterVersion, image);
+  TERRACE_RETURN_IF_ERROR(WriteFileAtomically(fs_, FilterPath(id, table), image));
+  return FileDigest{image.size(), Checksum64(image)};
+}
+
+Status RunFolderImpl::ReadFilter(const Checkpoint& checkpoint, const std::string& table,
+                                 AdmissionFilter* filter) {
+  for (const Checkpoint::FilterFile& file : checkpoint.admission) {
+    if (file.table != table) continue;
+    const std::string path = FilterPath(checkpoint.id, table);
+    TERRACE_RETURN_IF_ERROR(
+        ReadFramedFileInto(fs_, path, kFilterMagic, kFilterVersion, file.digest, filter->image()));
+    const Status head = filter->CheckHead();
+    return head.ok() ? head : head.WithContext(path);
+  }
+  return CorruptionError(
+      fmt::format("checkpoint {} names no admission filter of table '{}'", checkpoint.id, table));
+}
+
+Status RunFolderImpl::RemoveFilters(const std::function<bool(std::uint64_t)>& gone) {
+  const Result<std::vector<FileInfo>> entries = fs_->List(At("admission"));
+  if (!entries.ok()) {
+    return entries.status().code() == StatusCode::kNotFound ? OkStatus() : entries.status();
+  }
+  for (const FileInfo& entry : *entries) {
+    const std::optional<std::uint64_t> number = NumberOfFilter(entry.name);
+    if (!number || !gone(*number)) continue;
+    TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, JoinPath(At("admission"), entry.name)));
+  }
+  return OkStatus();
+}
+
 Status RunFolderImpl::KeepJob(const std::string& yaml) {
   Result<std::string> kept = ReadFileToString(fs_, At("job.yaml"));
   if (kept.ok() && *kept == yaml) return OkStatus();
@@ -457,7 +513,7 @@ Status RunFolderImpl::WriteCheckpoint(const Checkpoint& checkpoint) {
   TERRACE_ASSIGN_OR_RETURN(const std::string payload, EncodeCheckpoint(checkpoint));
   SyncPoint::Hit("checkpoint.before_publish");
   TERRACE_RETURN_IF_ERROR(WriteFramedFile(fs_, CheckpointPath(checkpoint.id), kCheckpointMagic,
-                                          kCheckpointVersion, Bytes(payload))
+                                          CheckpointVersionOf(checkpoint), Bytes(payload))
                               .status());
   SyncPoint::Hit("checkpoint.after_publish");
   return OkStatus();
@@ -473,7 +529,8 @@ Status RunFolderImpl::DropCheckpoint(std::uint64_t id) {
   TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, path));
   TERRACE_RETURN_IF_ERROR(fs_->SyncDirectory(At("checkpoints")));
   SyncPoint::Hit("checkpoint.drop.after_remove");
-  return RemoveFile(fs_, DensePath(id));
+  TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, DensePath(id)));
+  return RemoveFilters([id](std::uint64_t number) { return number == id; });
 }
 
 Result<std::unique_ptr<FileLock>> RunFolderImpl::HoldCheckpoint(std::uint64_t id) {
@@ -481,7 +538,7 @@ Result<std::unique_ptr<FileLock>> RunFolderImpl::HoldCheckpoint(std::uint64_t id
 }
 
 Status RunFolderImpl::RemoveStrays() {
-  for (const std::string& folder : {path_, At("checkpoints"), At("dense")}) {
+  for (const std::string& folder : {path_, At("checkpoints"), At("dense"), At("admission")}) {
     TERRACE_RETURN_IF_ERROR(RemoveTemporaries(folder));
   }
   TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> kept, CheckpointFiles());
@@ -491,7 +548,9 @@ Status RunFolderImpl::RemoveStrays() {
     if (!number || std::binary_search(kept.begin(), kept.end(), *number)) continue;
     TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, DensePath(*number)));
   }
-  return OkStatus();
+  return RemoveFilters([&kept](std::uint64_t number) {
+    return !std::binary_search(kept.begin(), kept.end(), number);
+  });
 }
 
 }  // namespace

@@ -53,9 +53,12 @@ class PartHash {
 
 Status SumRows(RunReader* reader, const Checkpoint::StoreManifest& manifest, TableSum* table) {
   TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<Store> store, reader->OpenStore(manifest));
+  TERRACE_ASSIGN_OR_RETURN(const ExpiryRule expiry, ExpiryOfSchemaText(manifest.schema));
+  const std::uint64_t position = reader->checkpoint().cursor.examples;
   const std::uint64_t seed = XXH3_64bits(manifest.table.data(), manifest.table.size());
   std::string bytes(sizeof(Key) + manifest.row_bytes, '\0');
   return store->ForEachRow(reader->buffer_bytes(), [&](const RowView& row) {
+    if (!CountsAt(expiry, row.row, position)) return OkStatus();
     std::memcpy(bytes.data(), &row.key, sizeof(Key));
     std::memcpy(bytes.data() + sizeof(Key), row.row.data(), row.row.size());
     // Sums know no order: rows may lie in any shard and file.
@@ -131,6 +134,68 @@ Result<std::vector<RowField>> FieldsOfSchemaText(const std::string& text) {
   return fields;
 }
 
+Result<AdmissionSpec> AdmissionOfSchemaText(const std::string& text) {
+  AdmissionSpec admission;
+  std::istringstream lines(text);
+  std::string line;
+  while (std::getline(lines, line)) {
+    std::istringstream words(line);
+    std::string kind, after, filter;
+    if (!(words >> kind) || kind != "admission") continue;
+    words >> after >> admission.after >> filter >> admission.filter_bytes;
+    if (!words || after != "after" || filter != "filter" || !admission.on() ||
+        admission.after > kMaxAdmitAfter || admission.filter_bytes < kLeastAdmitFilterBytes) {
+      return CorruptionError(
+          fmt::format("a schema has the line '{}', which is no admission", line));
+    }
+  }
+  return admission;
+}
+
+Result<ExpiryRule> ExpiryOfSchemaText(const std::string& text) {
+  std::istringstream lines(text);
+  std::string line;
+  ExpiryRule rule;
+  while (std::getline(lines, line)) {
+    std::istringstream words(line);
+    std::string kind, every, after, below, show, click, decay;
+    ExpirySpec spec;
+    if (!(words >> kind) || kind != "expiry") continue;
+    words >> every >> spec.every_examples >> after >> spec.after >> below >> spec.below >> show >>
+        spec.show_weight >> click >> spec.click_weight >> decay >> spec.decay;
+    if (!words || every != "every" || after != "after" || below != "below" ||
+        show != "show_weight" || click != "click_weight" || decay != "decay" ||
+        !CheckExpiry(spec).ok()) {
+      return CorruptionError(fmt::format("a schema has the line '{}', which is no expiry", line));
+    }
+    rule = ExpiryRule(spec);
+  }
+  return rule;
+}
+
+Result<std::uint64_t> CountRowsAt(Store* store, const ExpiryRule& expiry, std::uint64_t position,
+                                  std::uint64_t buffer_bytes) {
+  if (!expiry.on()) return store->stats().live_rows;
+  std::uint64_t rows = 0;
+  TERRACE_RETURN_IF_ERROR(store->ForEachRow(buffer_bytes, [&](const RowView& row) {
+    rows += CountsAt(expiry, row.row, position) ? 1 : 0;
+    return OkStatus();
+  }));
+  return rows;
+}
+
+Result<std::unique_ptr<AdmissionFilter>> ReadAdmissionFilter(RunFolder* folder,
+                                                             const Checkpoint& checkpoint,
+                                                             const std::string& table,
+                                                             const std::string& schema) {
+  TERRACE_ASSIGN_OR_RETURN(const AdmissionSpec spec, AdmissionOfSchemaText(schema));
+  if (!spec.on()) return std::unique_ptr<AdmissionFilter>();
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<AdmissionFilter> filter,
+                           AdmissionFilter::Create(table, spec));
+  TERRACE_RETURN_IF_ERROR(folder->ReadFilter(checkpoint, table, filter.get()));
+  return filter;
+}
+
 Result<std::string> DigestOf(RunReader* reader) {
   const Checkpoint& checkpoint = reader->checkpoint();
   std::map<std::string, TableSum> tables;  // By name: the order of stores is the disks' matter.
@@ -147,6 +212,11 @@ Result<std::string> DigestOf(RunReader* reader) {
     hash.Add("rows", table.rows);
     hash.Add("sum low", static_cast<std::uint64_t>(table.sum));
     hash.Add("sum high", static_cast<std::uint64_t>(table.sum >> 64));
+    TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<AdmissionFilter> filter,
+                             ReadAdmissionFilter(reader->folder(), checkpoint, name, table.schema));
+    if (filter == nullptr) continue;
+    hash.Add("admission", std::string_view(reinterpret_cast<const char*>(filter->cells().data()),
+                                           filter->cells().size()));
   }
   TERRACE_ASSIGN_OR_RETURN(const DenseState dense, reader->folder()->ReadDense(checkpoint));
   hash.Add("network", checkpoint.dense_network);

@@ -48,6 +48,23 @@ class RunReader {
 // The fields of a row, from the canonical text of its schema. kCorruption: no such text.
 Result<std::vector<RowField>> FieldsOfSchemaText(const std::string& text);
 
+// When keys get rows, likewise. kCorruption: no such text.
+Result<AdmissionSpec> AdmissionOfSchemaText(const std::string& text);
+
+// When rows expire, likewise.
+Result<ExpiryRule> ExpiryOfSchemaText(const std::string& text);
+
+// The rows of a store that count at a position. Reads every row where the rule lets any expire.
+Result<std::uint64_t> CountRowsAt(Store* store, const ExpiryRule& expiry, std::uint64_t position,
+                                  std::uint64_t buffer_bytes);
+
+// The admission filter of a table, read and checked; its memory is that of the job's admit_filter.
+// Null: the table, whose schema has that text, has none.
+Result<std::unique_ptr<AdmissionFilter>> ReadAdmissionFilter(RunFolder* folder,
+                                                             const Checkpoint& checkpoint,
+                                                             const std::string& table,
+                                                             const std::string& schema);
+
 // The content of a checkpoint as 32 hexadecimal digits: equal for equal models, wherever and in
 // whichever order rows lie (docs/formats/digest.md). Reads every row and its check.
 Result<std::string> DigestOf(RunReader* reader);

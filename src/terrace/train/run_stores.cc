@@ -67,6 +67,7 @@ StoreOptions RunStores::MakeOptions(const Job& job, const Options& options,
   store.background_compaction = options.background;
   store.read_only = options.read_only;
   store.on_pressure = options.on_pressure;
+  if (!options.expiry.empty()) store.expiry = options.expiry[entry.table];
   return store;
 }
 
@@ -176,6 +177,12 @@ Status RunStores::Drop(std::uint64_t id) {
 
 void RunStores::SetKeepFree(std::uint64_t bytes) {
   for (Entry& entry : stores_) entry.store->SetKeepFree(bytes);
+}
+
+void RunStores::WantSweep(std::size_t table) {
+  for (Entry& entry : stores_) {
+    if (entry.table == table) entry.store->WantSweep();
+  }
 }
 
 StoreStats RunStores::stats() const {

@@ -25,7 +25,8 @@ class RunStores {
     std::uint64_t io_buffer_bytes = 0;  // Of one store and use.
     bool background = true;             // Compaction on its own thread.
     bool read_only = false;
-    std::function<bool()> on_pressure;  // See StoreOptions.
+    std::function<bool()> on_pressure;     // See StoreOptions.
+    std::vector<const RowExpiry*> expiry;  // By table, likewise; empty: no row expires.
   };
   // The folders of rows, one on each disk, and what reads cost there.
   struct Disk {
@@ -50,6 +51,7 @@ class RunStores {
   Result<std::vector<Checkpoint::StoreManifest>> Commit(std::uint64_t id);
   Status Drop(std::uint64_t id);
   void SetKeepFree(std::uint64_t bytes);
+  void WantSweep(std::size_t table);
   StoreStats stats() const;  // Sums.
   std::uint64_t index_bytes() const;
   const std::vector<Disk>& disks() const { return disks_; }

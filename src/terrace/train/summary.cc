@@ -48,6 +48,11 @@ Json ResultJson(const ClickMetricsResult& result) {
           {"mean_prediction", result.mean_prediction}};
 }
 
+Json ExpiryJson(const ExpiryCounts& counts) {
+  return {
+      {"renewed", counts.renewed}, {"unwritten", counts.unwritten}, {"dropped", counts.dropped}};
+}
+
 Json PerformanceJson(const IntervalRecord::Performance& performance) {
   Json channels = Json::array();
   for (const ChannelRecord& channel : performance.channels) {
@@ -58,36 +63,38 @@ Json PerformanceJson(const IntervalRecord::Performance& performance) {
   }
   const auto& cache = performance.cache;
   const auto& ssd = performance.ssd;
-  return {{"seconds", performance.seconds},
-          {"interval_seconds", performance.interval_seconds},
-          {"examples_per_second", performance.examples_per_second},
-          {"batch_examples", performance.batch_examples},
-          {"stages", StagesJson(performance.stages)},
-          {"cache",
-           {{"hits", cache.hits},
-            {"misses", cache.misses},
-            {"created", cache.created},
-            {"evictions", cache.evictions},
-            {"rows", cache.rows},
-            {"used_bytes", cache.used_bytes},
-            {"capacity_bytes", cache.capacity_bytes}}},
-          {"ssd",
-           {{"read_seconds", ssd.read_seconds},
-            {"write_seconds", ssd.write_seconds},
-            {"compaction_seconds", ssd.compaction_seconds},
-            {"read_bytes", ssd.read_bytes},
-            {"write_bytes", ssd.write_bytes},
-            {"read_requests", ssd.read_requests},
-            {"rows_read", ssd.rows_read},
-            {"rows_written", ssd.rows_written},
-            {"rows_compacted", ssd.rows_compacted},
-            {"mistaken_reads", ssd.mistaken_reads},
-            {"live_bytes", ssd.live_bytes},
-            {"disk_bytes", ssd.disk_bytes},
-            {"write_amplification", ssd.write_amplification}}},
-          {"channels", channels},
-          {"index_bytes", performance.index_bytes},
-          {"resident_bytes", performance.resident_bytes}};
+  Json object = {{"seconds", performance.seconds},
+                 {"interval_seconds", performance.interval_seconds},
+                 {"examples_per_second", performance.examples_per_second},
+                 {"batch_examples", performance.batch_examples},
+                 {"stages", StagesJson(performance.stages)},
+                 {"cache",
+                  {{"hits", cache.hits},
+                   {"misses", cache.misses},
+                   {"created", cache.created},
+                   {"evictions", cache.evictions},
+                   {"rows", cache.rows},
+                   {"used_bytes", cache.used_bytes},
+                   {"capacity_bytes", cache.capacity_bytes}}},
+                 {"ssd",
+                  {{"read_seconds", ssd.read_seconds},
+                   {"write_seconds", ssd.write_seconds},
+                   {"compaction_seconds", ssd.compaction_seconds},
+                   {"read_bytes", ssd.read_bytes},
+                   {"write_bytes", ssd.write_bytes},
+                   {"read_requests", ssd.read_requests},
+                   {"rows_read", ssd.rows_read},
+                   {"rows_written", ssd.rows_written},
+                   {"rows_compacted", ssd.rows_compacted},
+                   {"mistaken_reads", ssd.mistaken_reads},
+                   {"live_bytes", ssd.live_bytes},
+                   {"disk_bytes", ssd.disk_bytes},
+                   {"write_amplification", ssd.write_amplification}}},
+                 {"channels", channels},
+                 {"index_bytes", performance.index_bytes},
+                 {"resident_bytes", performance.resident_bytes}};
+  if (performance.expiry) object["expiry"] = ExpiryJson(*performance.expiry);
+  return object;
 }
 
 Status ReadResult(const nlohmann::json& object, ClickMetricsResult* result) {
@@ -145,6 +152,21 @@ Status ReadParts(const nlohmann::json& object, RunSummary* summary) {
     ClickMetricsResult result;
     TERRACE_RETURN_IF_ERROR(ReadResult(*validation, &result));
     summary->validation = result;
+  }
+  if (object.contains("admission")) {
+    JsonFields admission(fields.Object("admission"));
+    summary->admission.emplace();
+    admission.Read("unadmitted_shows", &summary->admission->unadmitted_shows);
+    admission.Read("full_cells", &summary->admission->full_cells);
+    TERRACE_RETURN_IF_ERROR(admission.status());
+  }
+  if (object.contains("expiry")) {
+    JsonFields expiry(fields.Object("expiry"));
+    summary->expiry.emplace();
+    expiry.Read("renewed", &summary->expiry->renewed);
+    expiry.Read("unwritten", &summary->expiry->unwritten);
+    expiry.Read("dropped", &summary->expiry->dropped);
+    TERRACE_RETURN_IF_ERROR(expiry.status());
   }
   return fields.status();
 }
@@ -206,6 +228,11 @@ void IntervalRecord::Performance::SubtractTotals(const Performance& before) {
   ssd.rows_written -= before.ssd.rows_written;
   ssd.rows_compacted -= before.ssd.rows_compacted;
   ssd.mistaken_reads -= before.ssd.mistaken_reads;
+  if (expiry && before.expiry) {
+    expiry->renewed -= before.expiry->renewed;
+    expiry->unwritten -= before.expiry->unwritten;
+    expiry->dropped -= before.expiry->dropped;
+  }
 }
 
 std::string LongestStage(const PipelineTimes& times) {
@@ -221,15 +248,16 @@ std::string LongestStage(const PipelineTimes& times) {
 }
 
 std::string IntervalToJson(const IntervalRecord& record) {
-  const Json object = {{"format_version", kMetricsVersion},
-                       {"kind", "interval"},
-                       {"epoch", record.epoch},
-                       {"examples", record.examples},
-                       {"steps", record.steps},
-                       {"bad_lines", record.bad_lines},
-                       {"window", ResultJson(record.window)},
-                       {"progressive", ResultJson(record.progressive)},
-                       {"performance", PerformanceJson(record.performance)}};
+  Json object = {{"format_version", kMetricsVersion},
+                 {"kind", "interval"},
+                 {"epoch", record.epoch},
+                 {"examples", record.examples},
+                 {"steps", record.steps},
+                 {"bad_lines", record.bad_lines},
+                 {"window", ResultJson(record.window)},
+                 {"progressive", ResultJson(record.progressive)}};
+  if (record.unadmitted_shows) object["unadmitted_shows"] = *record.unadmitted_shows;
+  object["performance"] = PerformanceJson(record.performance);
   return object.dump();
 }
 
@@ -245,7 +273,7 @@ std::string ValidationToJson(const ValidationRecord& record) {
 }
 
 std::string SummaryToJson(const RunSummary& summary) {
-  const Json object = {
+  Json object = {
       {"format_version", kSummaryVersion},
       {"finished", summary.finished},
       {"checkpoint", summary.checkpoint},
@@ -275,6 +303,11 @@ std::string SummaryToJson(const RunSummary& summary) {
         {"disk_bytes", summary.ssd.disk_bytes},
         {"checkpoint_only_bytes", summary.ssd.checkpoint_only_bytes}}},
       {"stages", StagesJson(summary.stages)}};
+  if (summary.admission) {
+    object["admission"] = {{"unadmitted_shows", summary.admission->unadmitted_shows},
+                           {"full_cells", summary.admission->full_cells}};
+  }
+  if (summary.expiry) object["expiry"] = ExpiryJson(*summary.expiry);
   return object.dump(2) + "\n";
 }
 
@@ -339,6 +372,19 @@ std::string SummaryTable(const RunSummary& summary, const std::string& run) {
   if (summary.validation) text += Line("validation", MetricsText(*summary.validation));
   text += Line("model", fmt::format("{} rows, {}", FormatCount(summary.rows),
                                     FormatBytes(summary.model_bytes)));
+  if (summary.admission) {
+    text += Line("admission", fmt::format("{} shows of keys without a row yet; {} % of the filter "
+                                          "full",
+                                          FormatCount(summary.admission->unadmitted_shows),
+                                          Number(100 * summary.admission->full_cells, 1)));
+  }
+  if (summary.expiry) {
+    text += Line("expiry", fmt::format("{} rows begun anew, {} not written back, {} dropped on "
+                                       "disk",
+                                       FormatCount(summary.expiry->renewed),
+                                       FormatCount(summary.expiry->unwritten),
+                                       FormatCount(summary.expiry->dropped)));
+  }
   text +=
       Line("memory", fmt::format("{} at most, of a budget of {}; {} index bytes a key",
                                  FormatBytes(memory.peak_bytes), FormatBytes(memory.budget_bytes),

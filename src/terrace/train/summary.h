@@ -43,6 +43,13 @@ struct ChannelRecord {
   std::uint64_t reserved_bytes = 0;  // Memory of what it holds.
 };
 
+// Rows that have expired, by where that was noticed.
+struct ExpiryCounts {
+  std::uint64_t renewed = 0;    // Begun anew by training.
+  std::uint64_t unwritten = 0;  // Not written back.
+  std::uint64_t dropped = 0;    // By sweeps of the stores.
+};
+
 // One interval of metrics.jsonl. What stands before `performance` in the line is a function of the
 // job alone; what is in it is measured.
 struct IntervalRecord {
@@ -52,6 +59,8 @@ struct IntervalRecord {
   std::uint64_t bad_lines = 0;     // Of this epoch.
   ClickMetricsResult window;       // Of this interval: predicted, then trained.
   ClickMetricsResult progressive;  // Since the start of the run.
+  // Of keys that were not admitted, in this interval; where tables count shows.
+  std::optional<std::uint64_t> unadmitted_shows;
   struct Performance {
     double seconds = 0;           // Wall time of this process.
     double interval_seconds = 0;  // Of the interval; so are all counters below.
@@ -70,6 +79,7 @@ struct IntervalRecord {
       std::uint64_t live_bytes = 0, disk_bytes = 0;  // At the end of the interval.
       double write_amplification = 0;  // Rows written with compaction / without, since start.
     } ssd;
+    std::optional<ExpiryCounts> expiry;  // Where rows expire.
     std::vector<ChannelRecord> channels;
     std::uint64_t index_bytes = 0;
     std::uint64_t resident_bytes = 0;
@@ -92,6 +102,11 @@ struct ValidationRecord {
 std::string IntervalToJson(const IntervalRecord& record);
 std::string ValidationToJson(const ValidationRecord& record);
 
+struct AdmissionSummary {
+  std::uint64_t unadmitted_shows = 0;  // Of keys that were not admitted.
+  double full_cells = 0;               // Share of the cells of the fullest filter.
+};
+
 struct RunSummary {
   bool finished = false;         // false: interrupted after a checkpoint.
   std::uint64_t checkpoint = 0;  // The newest.
@@ -104,6 +119,8 @@ struct RunSummary {
   double examples_per_second = 0;
   ClickMetricsResult progressive;
   std::optional<ClickMetricsResult> validation;  // The last one.
+  std::optional<AdmissionSummary> admission;     // Where tables count shows.
+  std::optional<ExpiryCounts> expiry;            // Of this process, where rows expire.
   std::uint64_t rows = 0;
   std::uint64_t model_bytes = 0;  // Live rows and dense state.
   struct Memory {

@@ -58,6 +58,14 @@ TEST(Summary, ComesBackEqual) {
   EXPECT_EQ(SummaryToJson(*back), text);
   EXPECT_EQ(back->examples, ~std::uint64_t{0});
   EXPECT_TRUE(std::isnan(back->progressive.calibration));
+  RunSummary with = SampleSummary();
+  with.admission = {18, 0.5};
+  with.expiry = {19, 20, 21};
+  back = SummaryFromJson(SummaryToJson(with));
+  ASSERT_TRUE(back.ok()) << back.status().ToString();
+  EXPECT_EQ(SummaryToJson(*back), SummaryToJson(with));
+  EXPECT_THAT(SummaryTable(with, "r"), HasSubstr("18 shows of keys without a row yet; 50.0 %"));
+  EXPECT_THAT(SummaryTable(with, "r"), HasSubstr("19 rows begun anew, 20 not written back, 21"));
   RunSummary without = SampleSummary();
   without.validation.reset();
   EXPECT_FALSE(SummaryFromJson(SummaryToJson(without))->validation.has_value());
@@ -100,6 +108,13 @@ TEST(Metrics, GoldenLinesAreWrittenTheSame) {
       FileSystem::Posix(), std::string(TERRACE_TESTDATA) + "/metrics_v1.golden.jsonl");
   ASSERT_TRUE(golden.ok()) << golden.status().ToString();
   EXPECT_EQ(*golden, lines);
+}
+
+TEST(Metrics, UnadmittedShowsStandOnlyWhereTheyAreCounted) {
+  IntervalRecord interval;
+  EXPECT_EQ(IntervalToJson(interval).find("unadmitted"), std::string::npos);
+  interval.unadmitted_shows = 0;
+  EXPECT_THAT(IntervalToJson(interval), HasSubstr("\"unadmitted_shows\":0,\"performance\""));
 }
 
 TEST(Summary, TableSaysWhatAPersonWants) {

@@ -8,6 +8,7 @@
 
 #include "terrace/base/log.h"
 #include "terrace/base/memory.h"
+#include "terrace/train/run_reader.h"
 #include "terrace/train/training_run.h"
 
 namespace terrace {
@@ -81,6 +82,7 @@ IntervalRecord::Performance TrainingRun::Totals() const {
       now.channels.push_back({channel.name, channel.capacity, channel.size, channel.bytes});
     }
   }
+  if (AnyExpires()) now.expiry = CountExpired();
   now.index_bytes = ssd.index_bytes;
   now.resident_bytes = ReadProcessMemory().resident_bytes;
   return now;
@@ -94,6 +96,7 @@ Status TrainingRun::WriteInterval() {
   record.bad_lines = cursor_.bad_lines;
   record.window = window_.Compute();
   record.progressive = progressive_.Compute();
+  if (FilterFilesBytes() > 0) record.unadmitted_shows = std::exchange(unadmitted_in_window_, 0);
   const IntervalRecord::Performance totals = Totals();
   record.performance = totals;
   record.performance.SubtractTotals(last_totals_);
@@ -146,6 +149,10 @@ std::string TrainingRun::SaveTrainerState() const {
   state["validation_due"] = validation_due_;
   if (validation_.has_value())
     state["validation"] = nlohmann::json::parse(ResultToJson(*validation_));
+  if (FilterFilesBytes() > 0) {
+    state["unadmitted_shows"] = unadmitted_shows_;
+    state["unadmitted_in_window"] = unadmitted_in_window_;
+  }
   return state.dump();
 }
 
@@ -154,12 +161,36 @@ Status TrainingRun::RestoreTrainerState(const std::string& json) {
   if (!state.is_object())
     return CorruptionError("the trainer's state in the checkpoint is no JSON object");
   validation_due_ = state.value("validation_due", false);
+  unadmitted_shows_ = state.value("unadmitted_shows", std::uint64_t{0});
+  unadmitted_in_window_ = state.value("unadmitted_in_window", std::uint64_t{0});
   if (!state.contains("validation")) return OkStatus();
   TERRACE_ASSIGN_OR_RETURN(validation_, ResultFromJson(state["validation"].dump()));
   return OkStatus();
 }
 
-RunSummary TrainingRun::Summarize(bool finished) {
+bool TrainingRun::AnyExpires() const {
+  return std::any_of(expiry_.begin(), expiry_.end(),
+                     [](const auto& expiry) { return expiry != nullptr; });
+}
+
+ExpiryCounts TrainingRun::CountExpired() const {
+  return {model_.executor->renewed_rows(), CacheStats().expired, stores_->stats().rows_expired};
+}
+
+Result<std::uint64_t> TrainingRun::CountRows() {
+  std::uint64_t rows = 0;
+  for (std::size_t t = 0; t < plan_->tables.size(); ++t) {
+    for (Store* store : stores_->table(t)) {
+      TERRACE_ASSIGN_OR_RETURN(const std::uint64_t some,
+                               CountRowsAt(store, plan_->tables[t].schema.expiry(),
+                                           cursor_.examples, memory_.io_buffer_bytes));
+      rows += some;
+    }
+  }
+  return rows;
+}
+
+Result<RunSummary> TrainingRun::Summarize(bool finished) {
   RunSummary summary;
   summary.finished = finished;
   summary.checkpoint = last_checkpoint_;
@@ -173,8 +204,21 @@ RunSummary TrainingRun::Summarize(bool finished) {
       summary.seconds > 0 ? static_cast<double>(summary.process_examples) / summary.seconds : 0;
   summary.progressive = progressive_.Compute();
   summary.validation = validation_;
+  if (FilterFilesBytes() > 0) {
+    summary.admission.emplace();
+    summary.admission->unadmitted_shows = unadmitted_shows_;
+    for (const auto& filter : filters_) {
+      if (filter == nullptr) continue;
+      summary.admission->full_cells = std::max(summary.admission->full_cells, filter->FullShare());
+    }
+  }
   const StoreStats ssd = stores_->stats();
   summary.rows = ssd.live_rows;
+  // A signal is answered soon: then what is not swept yet stays in the number.
+  if (finished) {
+    TERRACE_ASSIGN_OR_RETURN(summary.rows, CountRows());
+  }
+  if (AnyExpires()) summary.expiry = CountExpired();
   summary.model_bytes = ssd.live_bytes + model_.network->parameter_floats() * sizeof(float) *
                                              model_.network->Save().buffers.size();
   summary.memory.budget_bytes = job_.memory.budget_bytes;

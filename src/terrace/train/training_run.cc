@@ -37,11 +37,18 @@ Status TrainingRun::TrainMinibatch(WorkItem* item, std::uint32_t m) {
     cursor_ =
         batch.cursors[std::min<std::size_t>(item->first_minibatch + m, batch.cursors.size() - 1)];
   }
+  SetTrainedPosition();
   const Status status = AfterMinibatch(item, m, before, batch_ends && batch.ends_epoch);
   // The mini-batch is trained whatever failed after it: a checkpoint that is taken now has to hold
   // it.
   if (!status.ok()) MarkTrained(item, std::min(m + 1, item->minibatches));
   return status;
+}
+
+void TrainingRun::SetTrainedPosition() {
+  for (std::size_t t = 0; t < expiry_.size(); ++t) {
+    if (expiry_[t] != nullptr && expiry_[t]->SetPosition(cursor_.examples)) stores_->WantSweep(t);
+  }
 }
 
 Status TrainingRun::AfterMinibatch(WorkItem* item, std::uint32_t m, std::uint64_t before,
@@ -80,6 +87,12 @@ Status TrainingRun::Step(WorkItem* item, std::uint32_t m) {
                            model_.executor->Train(*item, m, rates_, cursor_.examples, file_name));
   AddPredictions(predictions, &progressive_);
   AddPredictions(predictions, &window_);
+  for (std::size_t t = 0; t < filters_.size(); ++t) {
+    if (filters_[t] == nullptr) continue;
+    const std::uint64_t shows = CountTrained(item->tables[t], m, filters_[t].get());
+    unadmitted_shows_ += shows;
+    unadmitted_in_window_ += shows;
+  }
   ++steps_;
   ++minibatches_since_start_;
   return OkStatus();
@@ -109,7 +122,7 @@ Status TrainingRun::CheckStop() {
 std::uint64_t TrainingRun::CheckpointBytes() const {
   // Pinned rows are dirty, or will be soon; 64 bytes are a record's head and its place in the key
   // section.
-  std::uint64_t bytes = 2 * MostDenseFileBytes() + kMiB;
+  std::uint64_t bytes = 2 * MostDenseFileBytes() + FilterFilesBytes() + kMiB;
   for (std::size_t t = 0; t < caches_.size(); ++t) {
     bytes += caches_[t]->dirty_bytes() +
              caches_[t]->stats().pinned_rows * (plan_->tables[t].schema.row_bytes() + 64);
@@ -119,6 +132,15 @@ std::uint64_t TrainingRun::CheckpointBytes() const {
 
 std::uint64_t TrainingRun::MostDenseFileBytes() const {
   return WholeBlocks(model_.network->ParameterBytes() + 4096);
+}
+
+std::uint64_t TrainingRun::FilterFilesBytes() const {
+  std::uint64_t bytes = 0;
+  for (const TablePlan& table : plan_->tables) {
+    const AdmissionSpec& spec = table.schema.admission();
+    if (spec.on()) bytes += WholeBlocks(AdmissionFilter::ImageBytes(spec));
+  }
+  return bytes;
 }
 
 void TrainingRun::ReserveForLastCheckpoint() {
@@ -226,6 +248,7 @@ Result<TrainOutcome> TrainingRun::Run() {
   options.resident_sets = job_.pipeline.depth > 0 ? 2 : 1;
   if (!capacities_.empty()) options.max_sets = memory_.sets;
   options.max_set_bytes = memory_.set_bytes;
+  for (const auto& filter : planned_filters_) options.admission.push_back(filter.get());
   options.before_pull = [this] { return BeforePull(); };
   PullStage pull(options, cache_pointers_);
   HostStage stage;
@@ -264,7 +287,7 @@ Result<TrainOutcome> TrainingRun::Run() {
   TERRACE_RETURN_IF_ERROR(TakeCheckpoint(!interrupted_).WithContext("final checkpoint"));
   TrainOutcome outcome;
   outcome.interrupted = interrupted_;
-  outcome.summary = Summarize(!interrupted_);
+  TERRACE_ASSIGN_OR_RETURN(outcome.summary, Summarize(!interrupted_));
   TERRACE_RETURN_IF_ERROR(WriteSummary(outcome.summary));
   return outcome;
 }
@@ -299,7 +322,7 @@ Status TrainingRun::Validate() {
   DataOptions options = job_.validation_data;
   options.read_ahead_bytes = train_read_ahead_bytes_;
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<ExampleSource> source, OpenSource(fs_, options));
-  PeekProvider rows(cache_pointers_, &*plan_, 4 * kMiB);
+  PeekProvider rows(cache_pointers_, &*plan_, 4 * kMiB, cursor_.examples);
   ClickMetrics metrics;
   const std::uint32_t minibatch = job_.training.minibatch;
   TERRACE_RETURN_IF_ERROR(Evaluate(source.get(), minibatch * std::max(1u, 4096 / minibatch),
@@ -341,6 +364,7 @@ Status TrainingRun::TakeCheckpoint(bool finished) {
   quota_->Release(MostDenseFileBytes() - (digest.ok() ? WholeBlocks(digest->size) : 0));
   TERRACE_RETURN_IF_ERROR(digest.status());
   checkpoint.dense.push_back(*digest);
+  TERRACE_RETURN_IF_ERROR(WriteFilters(&checkpoint));
   TERRACE_RETURN_IF_ERROR(metrics_file_->Sync());
   checkpoint.metrics_bytes = metrics_file_->bytes();
   checkpoint.progressive = progressive_.Save();
@@ -353,17 +377,47 @@ Status TrainingRun::TakeCheckpoint(bool finished) {
   last_checkpoint_ = id;
   {
     MutexLock lock(&checkpoints_mu_);
-    kept_.push_back({id, WholeBlocks(digest->size)});
+    kept_.push_back({id, WholeBlocks(digest->size) + FilterFilesBytes()});
   }
   SyncPoint::Hit("checkpoint.before_drop");
   return DropCheckpointsBeyond(static_cast<std::size_t>(job_.checkpoint.keep));
+}
+
+Status TrainingRun::WriteFilters(Checkpoint* checkpoint) {
+  for (std::size_t t = 0; t < filters_.size(); ++t) {
+    AdmissionFilter* const filter = filters_[t].get();
+    if (filter == nullptr) continue;
+    const std::string& table = plan_->tables[t].schema.table();
+    const std::uint64_t bytes = WholeBlocks(filter->image_bytes());
+    TERRACE_RETURN_IF_ERROR(quota_->Reserve(bytes, 0));
+    const Result<FileDigest> digest = run_->WriteFilter(checkpoint->id, table, filter);
+    if (!digest.ok()) {
+      quota_->Release(bytes);
+      return digest.status();
+    }
+    checkpoint->admission.push_back({table, *digest});
+    WarnOfFullFilter(table, *filter);
+  }
+  return OkStatus();
+}
+
+void TrainingRun::WarnOfFullFilter(const std::string& table, const AdmissionFilter& filter) {
+  // With half of its cells full a filter admits one new key in sixteen at once.
+  constexpr double kFull = 0.5;
+  if (warned_of_filter_ || filter.FullShare() < kFull) return;
+  warned_of_filter_ = true;
+  LogText(LogLevel::kWarning,
+          fmt::format("{:.0f} % of the admission filter of table '{}' are full: many new keys get "
+                      "a row with their first show. A larger admit_filter counts more keys; it "
+                      "makes another model, so it needs a new run",
+                      100 * filter.FullShare(), table));
 }
 
 Status TrainingRun::DropKept(std::size_t i) {
   const Kept dropped = kept_[i];
   TERRACE_RETURN_IF_ERROR(run_->DropCheckpoint(dropped.id));
   kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(i));
-  quota_->Release(dropped.dense_bytes);
+  quota_->Release(dropped.bytes);
   return stores_->Drop(dropped.id);
 }
 

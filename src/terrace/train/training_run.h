@@ -28,6 +28,7 @@
 #include "terrace/train/model_runtime.h"
 #include "terrace/train/run_stores.h"
 #include "terrace/train/summary.h"
+#include "terrace/train/trained_expiry.h"
 #include "terrace/train/trainer.h"
 
 namespace terrace {
@@ -50,6 +51,7 @@ class TrainingRun {
   Status OpenInputs();
   Status MakeMemoryPlan();
   Status OpenRun(RunMode mode);
+  Status MakeFilters();
   Status MakeCaches();
   // Whether summary.json is there and tells of that checkpoint.
   bool HasSummaryOf(std::uint64_t checkpoint);
@@ -57,6 +59,8 @@ class TrainingRun {
 
   // Stage 4: one mini-batch and what is due after it.
   Status TrainMinibatch(WorkItem* item, std::uint32_t m);
+  // Tells the tiers how far training is.
+  void SetTrainedPosition();
   // What is due at the boundary after it: metrics, validation, checkpoint, stop. before: examples
   // before it.
   Status AfterMinibatch(WorkItem* item, std::uint32_t m, std::uint64_t before, bool epoch_ends);
@@ -72,9 +76,15 @@ class TrainingRun {
   Status DropKept(std::size_t i) TERRACE_REQUIRES(checkpoints_mu_);
   Status CheckStop();
   bool Signalled() const;
-  // Bytes on disk that a checkpoint taken now would write at most, and those of a dense file.
+  // Bytes on disk that a checkpoint taken now would write at most, those of a dense file, and those
+  // of its admission filters.
   std::uint64_t CheckpointBytes() const;
   std::uint64_t MostDenseFileBytes() const;
+  std::uint64_t FilterFilesBytes() const;
+  // Into the checkpoint.
+  Status WriteFilters(Checkpoint* checkpoint);
+  // Of one that admits keys too soon, once.
+  void WarnOfFullFilter(const std::string& table, const AdmissionFilter& filter);
   // Keeps that much of the quota free; drops old checkpoints for it, and asks for a stop when there
   // is no more to drop.
   void ReserveForLastCheckpoint() TERRACE_EXCLUDES(checkpoints_mu_);
@@ -96,7 +106,11 @@ class TrainingRun {
   void ShowProgress();
   std::string SaveTrainerState() const;
   Status RestoreTrainerState(const std::string& json);
-  RunSummary Summarize(bool finished);
+  Result<RunSummary> Summarize(bool finished);
+  // Of all tables, without expired ones: reads every row of tables that have an expiry.
+  Result<std::uint64_t> CountRows();
+  bool AnyExpires() const;
+  ExpiryCounts CountExpired() const;
   Status WriteSummary(const RunSummary& summary);
 
   FileSystem* const fs_;
@@ -117,7 +131,11 @@ class TrainingRun {
   MemoryPlan memory_;
   std::unique_ptr<RunFolder> run_;
   std::unique_ptr<DiskQuota> quota_;
+  std::vector<std::unique_ptr<TrainedExpiry>> expiry_;  // By table; null: rows never expire.
   std::unique_ptr<RunStores> stores_;
+  // By table; null: every key has a row. Stage 2's are as far as it has planned.
+  std::vector<std::unique_ptr<AdmissionFilter>> planned_filters_;
+  std::vector<std::unique_ptr<AdmissionFilter>> filters_;
   std::vector<std::unique_ptr<RowCache>> caches_;
   std::vector<RowCache*> cache_pointers_;
   std::unique_ptr<KeyPlanner> validation_planner_;
@@ -137,6 +155,9 @@ class TrainingRun {
   bool reached_max_examples_ = false;
   bool interrupted_ = false;
   bool validation_due_ = false;
+  // Shows of keys that were not admitted: of the run, and of the interval.
+  std::uint64_t unadmitted_shows_ = 0, unadmitted_in_window_ = 0;
+  bool warned_of_filter_ = false;
   IntervalRecord::Performance last_totals_;  // At the last interval's end.
   double last_progress_seconds_ = 0;
   std::uint64_t last_progress_examples_ = 0;
@@ -149,7 +170,7 @@ class TrainingRun {
   Mutex checkpoints_mu_;
   struct Kept {
     std::uint64_t id = 0;
-    std::uint64_t dense_bytes = 0;  // Of the quota.
+    std::uint64_t bytes = 0;  // Of the quota: its dense file and its filters.
   };
   std::vector<Kept> kept_ TERRACE_GUARDED_BY(checkpoints_mu_);  // Oldest first.
   Mutex stop_mu_;

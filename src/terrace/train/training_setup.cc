@@ -45,6 +45,7 @@ Status TrainingRun::Prepare(RunMode mode) {
   TERRACE_RETURN_IF_ERROR(OpenInputs());
   TERRACE_ASSIGN_OR_RETURN(model_, ModelRuntime::Make(job_, *plan_));
   TERRACE_RETURN_IF_ERROR(MakeMemoryPlan());
+  TERRACE_RETURN_IF_ERROR(MakeFilters());
   TERRACE_RETURN_IF_ERROR(OpenRun(mode));
   if (already_finished_) return OkStatus();
   TERRACE_RETURN_IF_ERROR(MakeCaches());
@@ -98,7 +99,21 @@ Status TrainingRun::MakeMemoryPlan() {
   }
   input.dense_state_bytes = model_.network->ParameterBytes();
   input.validates = job_.has_validation;
+  input.filter_bytes = 2 * FilterFilesBytes();
   TERRACE_ASSIGN_OR_RETURN(memory_, PlanMemory(input));
+  return OkStatus();
+}
+
+Status TrainingRun::MakeFilters() {
+  for (const TablePlan& table : plan_->tables) {
+    const AdmissionSpec& spec = table.schema.admission();
+    planned_filters_.emplace_back();
+    filters_.emplace_back();
+    if (!spec.on()) continue;
+    for (auto* filter : {&planned_filters_.back(), &filters_.back()}) {
+      TERRACE_ASSIGN_OR_RETURN(*filter, AdmissionFilter::Create(table.schema.table(), spec));
+    }
+  }
   return OkStatus();
 }
 
@@ -109,11 +124,16 @@ Status TrainingRun::OpenRun(RunMode mode) {
   options.io_buffer_bytes = memory_.io_buffer_bytes;
   options.background = job_.pipeline.depth > 0;
   options.on_pressure = [this] { return DropOldest(); };
+  for (const TablePlan& table : plan_->tables) {
+    expiry_.push_back(table.schema.expiry().on() ? std::make_unique<TrainedExpiry>(&table.schema)
+                                                 : nullptr);
+    options.expiry.push_back(expiry_.back().get());
+  }
   TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids, run_->ListCheckpoints());
   const std::string metrics_path = JoinPath(run_->path(), "metrics.jsonl");
   if (ids.empty()) {
-    const std::uint64_t least =
-        2 * job_.ssd.file_bytes + 3 * MostDenseFileBytes() + 4 * LeastCacheBytes(job_, *plan_);
+    const std::uint64_t least = 2 * job_.ssd.file_bytes + 3 * MostDenseFileBytes() +
+                                3 * FilterFilesBytes() + 4 * LeastCacheBytes(job_, *plan_);
     if (job_.ssd.quota_bytes < least) {
       return InvalidArgumentError(
           fmt::format("ssd.quota of {} is too small: a checkpoint, the rows of a mini-batch and "
@@ -130,11 +150,12 @@ Status TrainingRun::OpenRun(RunMode mode) {
   for (std::uint64_t id : ids) {
     TERRACE_ASSIGN_OR_RETURN(Checkpoint checkpoint, run_->ReadCheckpoint(id));
     kept.push_back(std::move(checkpoint));
-    std::uint64_t dense_bytes = 0;
-    for (const FileDigest& dense : kept.back().dense) dense_bytes += WholeBlocks(dense.size);
-    TERRACE_RETURN_IF_ERROR(quota_->Reserve(dense_bytes, 0));
+    std::uint64_t bytes = 0;
+    for (const FileDigest& dense : kept.back().dense) bytes += WholeBlocks(dense.size);
+    for (const auto& filter : kept.back().admission) bytes += WholeBlocks(filter.digest.size);
+    TERRACE_RETURN_IF_ERROR(quota_->Reserve(bytes, 0));
     MutexLock lock(&checkpoints_mu_);
-    kept_.push_back({id, dense_bytes});
+    kept_.push_back({id, bytes});
   }
   const Checkpoint& newest = kept.back();
   // Of a finished run too: a job with another seed has not been trained.
@@ -164,6 +185,12 @@ Status TrainingRun::Restore(const Checkpoint& checkpoint) {
   TERRACE_ASSIGN_OR_RETURN(const DenseState dense, run_->ReadDense(checkpoint));
   TERRACE_RETURN_IF_ERROR(
       model_.network->Load(dense).WithContext("loading the network of the checkpoint"));
+  for (std::size_t t = 0; t < filters_.size(); ++t) {
+    if (filters_[t] == nullptr) continue;
+    TERRACE_RETURN_IF_ERROR(
+        run_->ReadFilter(checkpoint, plan_->tables[t].schema.table(), filters_[t].get()));
+    planned_filters_[t]->CopyFrom(*filters_[t]);
+  }
   TERRACE_RETURN_IF_ERROR(progressive_.Restore(checkpoint.progressive));
   TERRACE_RETURN_IF_ERROR(window_.Restore(checkpoint.window));
   TERRACE_RETURN_IF_ERROR(RestoreTrainerState(checkpoint.trainer_state));
@@ -171,6 +198,7 @@ Status TrainingRun::Restore(const Checkpoint& checkpoint) {
   cursor_ = checkpoint.cursor;
   steps_ = checkpoint.steps;
   last_checkpoint_ = checkpoint.id;
+  SetTrainedPosition();
   LogText(LogLevel::kInfo, fmt::format("resuming from checkpoint {} at example {}", checkpoint.id,
                                        FormatCount(cursor_.examples)));
   return OkStatus();
@@ -197,6 +225,7 @@ Status TrainingRun::MakeCaches() {
     options.flush_bytes =
         std::clamp<std::uint64_t>(options.capacity_bytes / 16, kMiB / 4, 16 * kMiB);
     options.background = job_.pipeline.depth > 0;
+    options.expiry = expiry_[t].get();
     options.create_row = [schema, seed = job_.seed](Key key, std::byte* row) {
       schema->InitializeRow(seed, key, row);
     };
