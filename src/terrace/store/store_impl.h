@@ -73,7 +73,6 @@ class StoreImpl final : public Store {
   Status Drop(std::uint64_t id) override;
   Status ForEachRow(std::uint64_t buffer_bytes,
                     const std::function<Status(const RowView&)>& visit) override;
-  Status Verify(std::vector<Finding>* findings) override;
   Status CompactNow() override;
   void SetKeepFree(std::uint64_t bytes) override {
     keep_free_.store(bytes, std::memory_order_relaxed);  // A number; orders nothing.
@@ -225,14 +224,6 @@ class StoreImpl final : public Store {
   void MoveBatch(std::span<const Moved> items, StoredFile* output, std::uint64_t first_row)
       TERRACE_EXCLUDES(mu_);
   void ReleaseInputs(Compaction* round) TERRACE_EXCLUDES(mu_);
-
-  // --- store_scan.cc
-  Status VerifyFile(const StoredFile& file, std::span<std::byte> record_buffer,
-                    std::span<std::byte> key_buffer, std::vector<Finding>* findings);
-  // Records one by one against the key section.
-  void VerifyRecords(const StoredFile& file, File* disk, std::span<std::byte> record_buffer,
-                     std::span<std::byte> key_buffer, std::vector<Finding>* findings);
-  Status VerifyManifest(std::vector<Finding>* findings) TERRACE_EXCLUDES(mu_);
 
   // Constant after construction.
   FileSystem* const fs_;
