@@ -11,6 +11,7 @@ import pytest
 import harness
 import jobs
 import run_files
+import sync_points
 
 
 @pytest.fixture(scope="module")
@@ -451,9 +452,7 @@ def test_killed_at_every_point(terrace, job, killed, workspace, log):
     repair(undisturbed, "--test-record-sync-points", points)
     digest = inspect(undisturbed, "--digest").stdout
     names = points.read_text().split()
-    assert {"repair.before_change", "repair.before_rows", "repair.before_manifest", "repair.before_publish",
-            "repair.after_publish", "repair.before_drop", "repair.before_remove", "repair.before_metrics",
-            "io.write_atomically.before_rename"} <= set(names)
+    assert sync_points.REPAIR <= set(names) and "io.write_atomically.before_rename" in names
     for name in names:
         for hit in (1, 2, 3) if name.startswith("io.") else (1,):
             run = damaged_run(f"{name}-{hit}")

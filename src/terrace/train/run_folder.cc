@@ -332,9 +332,12 @@ Status RunFolderImpl::CheckSsdMarkers() {
 
 Status RunFolderImpl::RemoveRun() {
   TERRACE_RETURN_IF_ERROR(CheckSsdMarkers());
-  // Checkpoints first: from then on no reader finds what is being deleted. The marker last: a crash
-  // leaves a folder that --overwrite still accepts.
-  for (const char* name : kContents) TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, At(name)));
+  // Checkpoints first, and durably: from then on nobody finds what is being deleted, after a loss of
+  // power either. The marker last: a crash leaves a folder that --overwrite still accepts.
+  for (const char* name : kContents) {
+    TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, At(name)));
+    if (name == kContents[0]) TERRACE_RETURN_IF_ERROR(fs_->SyncDirectory(path_));
+  }
   SyncPoint::Hit("run.remove.after_contents");
   for (const std::string& folder : marker_.ssd_folders) {
     Result<std::vector<FileInfo>> entries = fs_->List(folder);
