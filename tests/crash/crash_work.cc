@@ -1,6 +1,5 @@
 #include "crash/crash_work.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include <fmt/format.h>
@@ -323,8 +322,8 @@ Status CheckRun(FileSystem* fs, const std::string& run_path, ExpectedState* stat
   }
   for (const auto& [id, snapshot] : expected.kept) {
     if (expected.deleting || expected.dropping.contains(id)) continue;
-    const bool found =
-        std::any_of(there.begin(), there.end(), [&](const Snapshot& one) { return one.id == id; });
+    bool found = false;
+    for (const Snapshot& one : there) found = found || one.id == id;
     if (!found) return InternalError(fmt::format("checkpoint {} is gone", id));
   }
   return state->Restart(there);

@@ -13,8 +13,9 @@
 namespace terrace {
 namespace {
 
-// Of each of the two buffers; more gains nothing on a disk that is read from front to end.
-constexpr std::uint64_t kBufferBytes = std::uint64_t{1} << 20;
+// Of the two buffers; more gains nothing on a disk that is read from front to end.
+constexpr std::uint64_t kRecordBufferBytes = std::uint64_t{1} << 20;
+constexpr std::uint64_t kKeyBufferBytes = std::uint64_t{128} << 10;
 
 // Takes findings, or nothing.
 class Findings {
@@ -307,8 +308,9 @@ Result<std::unique_ptr<File>> OpenForScrub(FileSystem* fs, const ScrubOptions& o
 
 Result<ScrubBuffers> ScrubBuffers::Allocate(const RecordLayout& layout) {
   ScrubBuffers buffers;
-  buffers.record_bytes_ = std::max(kBufferBytes, SectionCursor::LeastBuffer(layout.record_bytes));
-  buffers.key_bytes_ = kBufferBytes;
+  buffers.record_bytes_ =
+      std::max(kRecordBufferBytes, SectionCursor::LeastBuffer(layout.record_bytes));
+  buffers.key_bytes_ = kKeyBufferBytes;
   TERRACE_ASSIGN_OR_RETURN(buffers.buffer_,
                            HugeBuffer::Allocate(buffers.record_bytes_ + buffers.key_bytes_));
   return buffers;

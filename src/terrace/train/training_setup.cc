@@ -164,8 +164,9 @@ Status TrainingRun::Restore(const Checkpoint& checkpoint) {
   TERRACE_ASSIGN_OR_RETURN(const DenseState dense, run_->ReadDense(checkpoint));
   TERRACE_RETURN_IF_ERROR(
       model_.network->Load(dense).WithContext("loading the network of the checkpoint"));
-  TERRACE_RETURN_IF_ERROR(progressive_.Restore(checkpoint.progressive));
-  TERRACE_RETURN_IF_ERROR(window_.Restore(checkpoint.window));
+  const std::string origin = fmt::format("checkpoint {} of '{}'", checkpoint.id, run_->path());
+  TERRACE_RETURN_IF_ERROR(progressive_.Restore(checkpoint.progressive).WithContext(origin));
+  TERRACE_RETURN_IF_ERROR(window_.Restore(checkpoint.window).WithContext(origin));
   TERRACE_RETURN_IF_ERROR(RestoreTrainerState(checkpoint.trainer_state));
   TERRACE_RETURN_IF_ERROR(source_->Seek(checkpoint.cursor));
   cursor_ = checkpoint.cursor;
