@@ -65,7 +65,6 @@ class NullStore final : public Store {
                     const std::function<Status(const RowView&)>& /*visit*/) override {
     return OkStatus();
   }
-  Status Verify(std::vector<Finding>* /*findings*/) override { return OkStatus(); }
   Status CompactNow() override { return OkStatus(); }
   void SetKeepFree(std::uint64_t /*bytes*/) override {}
   StoreStats stats() const override { return {}; }

@@ -13,6 +13,17 @@
 
 namespace terrace {
 
+void AdviseOnDamage(const Status& status, const std::string& run) {
+  // Of a run's own file; a damaged log is another matter.
+  if (status.code() != StatusCode::kCorruption) return;
+  if (status.message().find(run) == std::string::npos) return;
+  LogText(
+      LogLevel::kInfo,
+      fmt::format("terrace inspect {} --verify names all that is damaged, and terrace inspect {} "
+                  "--repair what can be done",
+                  run, run));
+}
+
 int ReportFailure(const Status& status) {
   LogText(LogLevel::kError, status.message());
   const bool wrong =
@@ -42,6 +53,7 @@ int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
   SetProgressLine("");
   if (!outcome.ok()) {
     LogText(LogLevel::kError, outcome.status().message());
+    AdviseOnDamage(outcome.status(), job->output);
     // A file that is missing before the run begins is an argument that is wrong; later, a failure.
     return outcome.status().code() == StatusCode::kInvalidArgument ? kExitWrong : kExitFailed;
   }
@@ -60,6 +72,7 @@ int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
 int EvaluateCommand(FileSystem* fs, const EvaluateArguments& arguments) {
   Result<ClickMetricsResult> result = EvaluateRun(fs, arguments.run, arguments.data);
   SetProgressLine("");
+  AdviseOnDamage(result.status(), arguments.run);
   if (!result.ok()) return ReportFailure(result.status());
   return PrintResult(arguments.json ? ResultToJson(*result) + "\n" : ResultTable(*result));
 }
@@ -67,6 +80,7 @@ int EvaluateCommand(FileSystem* fs, const EvaluateArguments& arguments) {
 int PredictCommand(FileSystem* fs, const PredictArguments& arguments) {
   const Status status = PredictRun(fs, arguments.run, arguments.data, arguments.output);
   SetProgressLine("");
+  AdviseOnDamage(status, arguments.run);
   if (!status.ok()) return ReportFailure(status);
   LogText(LogLevel::kInfo, fmt::format("wrote {}", arguments.output));
   return kExitDone;

@@ -4,12 +4,16 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include <nlohmann/json_fwd.hpp>
 
 #include "terrace/base/status.h"
 #include "terrace/data/click_log_generator.h"
 #include "terrace/io/file_system.h"
+#include "terrace/store/store.h"
 
 namespace terrace {
 
@@ -49,9 +53,15 @@ struct InspectArguments {
   bool json = false;
   bool dense = false;
   bool initial = false;
-  std::vector<std::string> keys;  // Decimal, or hexadecimal after 0x.
+  bool repair = false;
+  bool yes = false;                      // The user agrees to what the plan says.
+  std::optional<std::uint64_t> back_to;  // A checkpoint.
+  std::string quota;                     // Of the repair; empty: the job's.
+  std::vector<std::string> keys;         // Decimal, or hexadecimal after 0x.
 };
 int InspectCommand(FileSystem* fs, const InspectArguments& arguments);
+// What `repair` asks for: prints the plan, and carries it out where the user agrees.
+int RepairCommand(FileSystem* fs, const InspectArguments& arguments);
 
 struct GenerateArguments {
   std::uint64_t rows = 0;
@@ -68,6 +78,12 @@ struct GenerateArguments {
 int GenerateCommand(FileSystem* fs, const GenerateArguments& arguments,
                     const std::atomic<int>* stop_signals);
 
+// A line for each, with file and offset, and how many there are.
+std::string FindingsText(const std::vector<Finding>& findings);
+nlohmann::ordered_json FindingsJson(const std::vector<Finding>& findings);
+
+// Where a file of the run is damaged, says which commands tell more.
+void AdviseOnDamage(const Status& status, const std::string& run);
 // Logs the error and says which exit code it is, for commands that only read.
 int ReportFailure(const Status& status);
 // Writes to standard output; kExitFailed when that cannot be written.

@@ -13,6 +13,7 @@
 #include "terrace/data/example_source.h"
 #include "terrace/model/network.h"
 #include "terrace/train/run_reader.h"
+#include "terrace/train/run_scrub.h"
 
 namespace terrace {
 namespace {
@@ -137,46 +138,6 @@ Result<Json> DenseJson(FileSystem* fs, RunReader* reader, bool initial) {
     parameters.push_back(std::move(entry));
   }
   return Json{{"steps", state.steps}, {"parameters", parameters}};
-}
-
-// The admission filters of a checkpoint.
-void VerifyFilters(RunReader* reader, const Checkpoint& checkpoint,
-                   std::vector<Finding>* findings) {
-  for (const Checkpoint::StoreManifest& store : checkpoint.stores) {
-    if (store.shard != 0) continue;  // A table has one filter.
-    const Status filter =
-        ReadAdmissionFilter(reader->folder(), checkpoint, store.table, store.schema).status();
-    const bool dropped =
-        filter.code() == StatusCode::kNotFound && checkpoint.id != reader->checkpoint().id;
-    if (filter.ok() || dropped) continue;
-    findings->push_back(
-        {fmt::format("filter-{:08}-{}", checkpoint.id, store.table), 0, filter.message()});
-  }
-}
-
-// Everything wrong with the newest checkpoint's files and with the other checkpoints' own.
-Status VerifyRun(RunReader* reader, std::vector<Finding>* findings) {
-  for (const Checkpoint::StoreManifest& manifest : reader->checkpoint().stores) {
-    Result<std::unique_ptr<Store>> store = reader->OpenStore(manifest);
-    if (!store.ok()) {
-      findings->push_back({manifest.directory, 0, store.status().message()});
-      continue;
-    }
-    TERRACE_RETURN_IF_ERROR((*store)->Verify(findings));
-  }
-  TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids,
-                           reader->folder()->ListCheckpoints());
-  for (const std::uint64_t id : ids) {
-    Result<Checkpoint> checkpoint = reader->folder()->ReadCheckpoint(id);
-    if (!checkpoint.ok()) continue;  // Dropped by a trainer since the list.
-    const Status dense = reader->folder()->ReadDense(*checkpoint).status();
-    const bool dropped = dense.code() == StatusCode::kNotFound && id != reader->checkpoint().id;
-    if (!dense.ok() && !dropped) {
-      findings->push_back({fmt::format("dense-{:08}", id), 0, dense.message()});
-    }
-    VerifyFilters(reader, *checkpoint, findings);
-  }
-  return OkStatus();
 }
 
 // What a table's stores say of it together.
@@ -316,26 +277,33 @@ Status InspectRows(FileSystem* fs, const InspectArguments& arguments, RunReader*
   return OkStatus();
 }
 
-Status InspectFindings(RunReader* reader, Report* report) {
-  std::vector<Finding> findings;
-  TERRACE_RETURN_IF_ERROR(VerifyRun(reader, &findings));
-  Json list = Json::array();
-  for (const Finding& finding : findings) {
-    list.push_back({{"file", finding.file}, {"offset", finding.offset}, {"what", finding.what}});
-    report->text += fmt::format("{} at byte {}: {}\n", finding.file, finding.offset, finding.what);
-  }
-  report->json["findings"] = list;
+Status InspectFindings(FileSystem* fs, const std::string& run, Report* report) {
+  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<RunFolder> folder,
+                           RunFolder::Open(fs, run, RunFolder::Mode::kScrub, nullptr));
+  TERRACE_ASSIGN_OR_RETURN(const RunScrub scrub,
+                           ScrubRun(fs, folder.get(), /*hold_checkpoints=*/true));
+  const std::vector<Finding> findings = scrub.Findings();
+  report->json["findings"] = FindingsJson(findings);
   report->wrong = !findings.empty();
-  report->text += findings.empty() ? "every byte is as it was written\n"
-                                   : fmt::format("{} findings\n", findings.size());
+  if (report->wrong) {
+    report->text += FindingsText(findings);
+    report->text += fmt::format("what can be done: terrace inspect {} --repair\n", run);
+  } else {
+    report->text += fmt::format("every byte is as it was written ({} checkpoints, {} of rows)\n",
+                                scrub.checkpoints.size(), FormatBytes(scrub.bytes_read));
+  }
   return OkStatus();
 }
 
 Status Inspect(FileSystem* fs, const InspectArguments& arguments, Report* report) {
+  // By itself: a damaged run may have nothing else to show.
+  if (arguments.verify) {
+    TERRACE_RETURN_IF_ERROR(InspectFindings(fs, arguments.run, report));
+    if (!arguments.digest && !arguments.dense && arguments.keys.empty()) return OkStatus();
+  }
   TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<RunReader> reader,
                            RunReader::Open(fs, arguments.run));
-  const bool part =
-      arguments.digest || arguments.verify || arguments.dense || !arguments.keys.empty();
+  const bool part = arguments.digest || arguments.dense || !arguments.keys.empty();
   if (!part) {
     TERRACE_ASSIGN_OR_RETURN(report->json, Overview(reader.get()));
     report->text = OverviewText(report->json);
@@ -345,7 +313,6 @@ Status Inspect(FileSystem* fs, const InspectArguments& arguments, Report* report
     report->json["digest"] = digest;
     report->text += digest + "\n";
   }
-  if (arguments.verify) TERRACE_RETURN_IF_ERROR(InspectFindings(reader.get(), report));
   if (!arguments.keys.empty()) {
     TERRACE_RETURN_IF_ERROR(InspectRows(fs, arguments, reader.get(), report));
   }
@@ -358,12 +325,30 @@ Status Inspect(FileSystem* fs, const InspectArguments& arguments, Report* report
 
 }  // namespace
 
+std::string FindingsText(const std::vector<Finding>& findings) {
+  std::string text;
+  for (const Finding& finding : findings) {
+    text += fmt::format("{} at byte {}: {}\n", finding.file, finding.offset, finding.what);
+  }
+  return text + fmt::format("{} findings\n", findings.size());
+}
+
+nlohmann::ordered_json FindingsJson(const std::vector<Finding>& findings) {
+  Json list = Json::array();
+  for (const Finding& finding : findings) {
+    list.push_back({{"file", finding.file}, {"offset", finding.offset}, {"what", finding.what}});
+  }
+  return list;
+}
+
 int InspectCommand(FileSystem* fs, const InspectArguments& arguments) {
   if (arguments.initial && arguments.keys.empty() && !arguments.dense) {
     return ReportFailure(InvalidArgumentError("--initial goes with --key or --dense"));
   }
+  if (arguments.repair) return RepairCommand(fs, arguments);
   Report report;
   const Status status = Inspect(fs, arguments, &report);
+  AdviseOnDamage(status, arguments.run);
   if (!status.ok()) return ReportFailure(status);
   const int printed = PrintResult(arguments.json ? Dump(report.json, 1) : report.text);
   return printed == kExitDone && report.wrong ? kExitFailed : printed;

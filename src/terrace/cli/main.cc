@@ -154,14 +154,35 @@ void AddInspect(CLI::App* app, CommonArguments* common, Command* chosen) {
   CLI::App* command = app->add_subcommand("inspect", "Shows what a run's newest checkpoint holds");
   auto arguments = std::make_shared<InspectArguments>();
   command->add_option("RUN", arguments->run, "The run's folder")->required();
-  command->add_flag("--digest", arguments->digest, "One hex line: a hash of the whole content");
-  command->add_flag("--verify", arguments->verify,
-                    "Reads and checks every byte; 1 if any is wrong");
+  CLI::Option* digest =
+      command->add_flag("--digest", arguments->digest, "One hex line: a hash of the whole content");
+  CLI::Option* verify =
+      command->add_flag("--verify", arguments->verify,
+                        "Reads and checks every byte of all checkpoints; 1 if any is wrong");
+  CLI::Option* keys =
+      command
+          ->add_option("--key", arguments->keys,
+                       "The row of a key (decimal, or 0x...) in every table that has it")
+          ->allow_extra_args(false);
+  CLI::Option* dense = command->add_flag("--dense", arguments->dense,
+                                         "The network's parameters and optimizer state");
+  CLI::Option* repair = command->add_flag(
+      "--repair", arguments->repair,
+      "Plans how a damaged run can go on, which rows and checkpoints that costs, and asks");
+  repair->excludes(verify)->excludes(keys)->excludes(dense)->excludes(digest);
+  command->add_flag("--yes", arguments->yes, "With --repair: does it without asking")
+      ->needs(repair);
   command
-      ->add_option("--key", arguments->keys,
-                   "The row of a key (decimal, or 0x...) in every table that has it")
-      ->allow_extra_args(false);
-  command->add_flag("--dense", arguments->dense, "The network's parameters and optimizer state");
+      ->add_option("--back-to", arguments->back_to,
+                   "With --repair: goes back to this checkpoint and drops the later ones")
+      ->needs(repair)
+      ->type_name("CHECKPOINT");
+  command
+      ->add_option(
+          "--quota", arguments->quota,
+          "With --repair: bytes the run may take on disk meanwhile, not the job's ssd.quota")
+      ->needs(repair)
+      ->type_name("SIZE");
   command->add_flag("--initial", arguments->initial,
                     "With --key or --dense: as they started, before any training");
   command->add_flag("--json", arguments->json, "Prints one JSON object");

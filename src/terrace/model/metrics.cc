@@ -136,10 +136,13 @@ Status ClickMetrics::Restore(const std::string& bytes) {
   if (bytes.size() < sizeof(header)) return corrupt("shorter than its header");
   std::memcpy(&header, bytes.data(), sizeof(header));
   if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) return corrupt("wrong magic");
-  if (header.version != kVersion) {
-    return corrupt("format version " + std::to_string(header.version) + ", this program reads " +
-                   std::to_string(kVersion));
+  if (header.version > kVersion) {
+    return InvalidArgumentError("state of the click metrics: format version " +
+                                std::to_string(header.version) +
+                                ", written by a newer terrace; this one reads up to version " +
+                                std::to_string(kVersion) + ": use the newer program");
   }
+  if (header.version == 0) return corrupt("format version 0");
   if (header.length != bytes.size() ||
       header.length != sizeof(header) + std::uint64_t{header.buckets} * sizeof(StateEntry)) {
     return corrupt("wrong length");

@@ -18,7 +18,6 @@
 namespace terrace {
 namespace {
 
-constexpr std::string_view kFileName = "read-cost";
 constexpr std::string_view kScratchName = "read-cost.scratch";
 constexpr std::string_view kMagic = "TERRCOST";
 constexpr std::uint32_t kVersion = 1;
@@ -314,6 +313,13 @@ Result<ReadCost> MeasureReadCost(Clock* clock, ReadQueue* queue, std::span<File*
   return cost;
 }
 
+Status CheckRememberedCost(FileSystem* fs, const std::string& folder) {
+  const std::string path = JoinPath(folder, kReadCostName);
+  TERRACE_ASSIGN_OR_RETURN(const std::string text, ReadFramedFile(fs, path, kMagic, kVersion));
+  std::string disk;
+  return DecodeReadCost(text, &disk).status().WithContext(path);
+}
+
 Status RemoveReadCostScratch(FileSystem* fs, const std::string& folder) {
   const Status status = fs->Remove(JoinPath(folder, kScratchName));
   return status.code() == StatusCode::kNotFound ? OkStatus() : status;
@@ -337,7 +343,7 @@ Result<KnownReadCost> FindReadCost(FileSystem* fs, Clock* clock, const ReadCostO
   if (!disk.ok()) return by_default(disk.status().ToString());
   if (disk->empty()) return by_default("the file system has none");
   const std::string identity = fmt::format("{}, {}", options.read_queue.backend, *disk);
-  const std::string path = JoinPath(options.folder, kFileName);
+  const std::string path = JoinPath(options.folder, kReadCostName);
   if (Result<ReadCost> remembered = ReadRemembered(fs, path, identity); remembered.ok()) {
     known.cost = *remembered;
     known.origin = ReadCostOrigin::kRemembered;

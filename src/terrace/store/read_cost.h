@@ -54,6 +54,11 @@ struct ReadCostOptions {
 // Blocks: on the disk.
 Result<KnownReadCost> FindReadCost(FileSystem* fs, Clock* clock, const ReadCostOptions& options);
 
+// What is remembered in `folder`: in a file of this name. kNotFound: nothing; kCorruption: damaged;
+// kInvalidArgument: by a newer program.
+inline constexpr std::string_view kReadCostName = "read-cost";
+Status CheckRememberedCost(FileSystem* fs, const std::string& folder);
+
 // Removes the scratch file of a process that was killed. Fine when there is none.
 Status RemoveReadCostScratch(FileSystem* fs, const std::string& folder);
 

@@ -7,10 +7,12 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "terrace/io/faulty_file_system.h"
+#include "terrace/io/framed_file.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/io/testing/test_data.h"
 #include "terrace/store/testing/hooked_file_system.h"
@@ -136,6 +138,32 @@ TEST(ReadCost, DamagedMemoryIsIgnoredAndRewritten) {
   disk.options.read_only = false;
   EXPECT_EQ(disk.Find().origin, ReadCostOrigin::kMeasured);
   EXPECT_EQ(disk.Find().origin, ReadCostOrigin::kRemembered);
+}
+
+TEST(ReadCost, GoldenFileIsReadAndWrittenTheSame) {
+  const std::string golden_path = std::string(TERRACE_TESTDATA) + "/read_cost_v1.golden";
+  const std::string text = EncodeReadCost({1.5e-5, 3e9}, "threads, device 8:1, /a b");
+  const std::string bytes = EncodeFramed("TERRCOST", 1, std::as_bytes(std::span(text)));
+  if (std::getenv("TERRACE_UPDATE_GOLDEN") != nullptr) {
+    TERRACE_ASSERT_OK(
+        WriteFileAtomically(FileSystem::Posix(), golden_path, std::as_bytes(std::span(bytes))));
+  }
+  const Result<std::string> golden = ReadFileToString(FileSystem::Posix(), golden_path);
+  TERRACE_ASSERT_OK(golden.status());
+  EXPECT_TRUE(*golden == bytes);
+  MemoryFileSystem fs;
+  TERRACE_ASSERT_OK(WriteFileAtomically(&fs, "/read-cost", std::as_bytes(std::span(*golden))));
+  TERRACE_EXPECT_OK(CheckRememberedCost(&fs, "/"));
+}
+
+TEST(ReadCost, ANewerFileIsRefusedAsSuch) {
+  MemoryFileSystem fs;
+  const std::string newer = EncodeFramed("TERRCOST", 2, {});
+  TERRACE_ASSERT_OK(WriteFileAtomically(&fs, "/read-cost", std::as_bytes(std::span(newer))));
+  const Status status = CheckRememberedCost(&fs, "/");
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("/read-cost"), std::string::npos) << status.ToString();
+  EXPECT_NE(status.message().find("version 2"), std::string::npos) << status.ToString();
 }
 
 TEST(ReadCost, TextIsReadBackOrRefused) {

@@ -137,7 +137,7 @@ struct RowView {
   std::span<const std::byte> row;  // row_bytes(), valid during the call.
 };
 
-// One thing that verification found wrong.
+// One thing on disk that is not as it was written.
 struct Finding {
   std::string file;
   std::uint64_t offset = 0;
@@ -202,12 +202,10 @@ class Store {
   virtual Status Drop(std::uint64_t id) = 0;
 
   // Calls `visit` for each live row in the order of MixKey(key), in bounded memory (buffer_bytes
-  // for all files together). Checks every row it reads. For digest, verify, export. Not beside
+  // for all files together). Checks every row it reads. For digest and export. Not beside
   // Write on the same store.
   virtual Status ForEachRow(std::uint64_t buffer_bytes,
                             const std::function<Status(const RowView&)>& visit) = 0;
-  // Reads every byte of every file that the manifest names and appends what is wrong.
-  virtual Status Verify(std::vector<Finding>* findings) = 0;
 
   // Runs compaction until no file is above the stale share. For tests and for the quota.
   virtual Status CompactNow() = 0;

@@ -120,7 +120,10 @@ void StoreImpl::PickInputs(bool freeing_only, Compaction* round) {
       round->space += layout_.FileBytes(std::min(rows_per_file_, newest_rows - f * rows_per_file_));
     }
   }
-  for (const FilePtr& file : round->inputs) file->compacting = true;
+  for (const FilePtr& file : round->inputs) {
+    file->compacting = true;
+    file->stale_at_pick = file->stale;
+  }
 }
 
 void StoreImpl::CompactLoop() {
@@ -221,8 +224,8 @@ Status StoreImpl::CompactRound(bool freeing_only, bool* compacted) {
 void StoreImpl::ReleaseInputs(Compaction* round) {
   MutexLock lock(&mu_);
   for (const FilePtr& file : round->inputs) {
-    file->compacting = false;
     if (file->live && file->stale == file->info.rows) Retire(file.get());
+    file->compacting = false;
   }
   round->sources.clear();
 }
@@ -468,8 +471,8 @@ void StoreImpl::PublishCompaction(Compaction* round) {
   }
   for (const FilePtr& file : round->inputs) {
     TERRACE_CHECK(file->stale == file->info.rows);
-    file->compacting = false;
     Retire(file.get());
+    file->compacting = false;
   }
 }
 

@@ -75,7 +75,7 @@ void ExpectManifestsWhole(FileSystem* fs, const StoreHarness& broken) {
     ASSERT_TRUE(walked.ok()) << walked.ToString();
     EXPECT_EQ(rows, broken.snapshots().at(id)) << "manifest " << id;
     std::vector<Finding> findings;
-    ASSERT_TRUE((*store)->Verify(&findings).ok());
+    ASSERT_TRUE(ScrubManifest(fs, broken.scrub_options(), reference, &findings).ok());
     EXPECT_TRUE(findings.empty()) << findings[0].file << ": " << findings[0].what;
   }
 }

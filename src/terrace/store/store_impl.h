@@ -44,6 +44,7 @@ struct StoredFile {
   bool publishing = false;             // The index does not lead to all of its records yet.
   bool compacting = false;             // Held by a compaction; not retired when fully stale.
   bool synced = false;                 // Durable.
+  std::uint64_t stale_at_pick = 0;     // When the compaction that holds it began.
   // Its deletion records are looked at again when so many files have gone.
   std::uint64_t deletions_due = 0;
   std::uint64_t swept_points = 0;  // RowExpiry::points() of the last sweep.
@@ -74,7 +75,6 @@ class StoreImpl final : public Store {
   Status Drop(std::uint64_t id) override;
   Status ForEachRow(std::uint64_t buffer_bytes,
                     const std::function<Status(const RowView&)>& visit) override;
-  Status Verify(std::vector<Finding>* findings) override;
   Status CompactNow() override;
   void SetKeepFree(std::uint64_t bytes) override {
     keep_free_.store(bytes, std::memory_order_relaxed);  // A number; orders nothing.
@@ -237,14 +237,6 @@ class StoreImpl final : public Store {
   // The records of the file that may go, as far as the index leads to them and nobody holds them.
   void DropRows(std::span<const Key> keys, std::span<const Place> places) TERRACE_EXCLUDES(mu_);
 
-  // --- store_scan.cc
-  Status VerifyFile(const StoredFile& file, std::span<std::byte> record_buffer,
-                    std::span<std::byte> key_buffer, std::vector<Finding>* findings);
-  // Records one by one against the key section.
-  void VerifyRecords(const StoredFile& file, File* disk, std::span<std::byte> record_buffer,
-                     std::span<std::byte> key_buffer, std::vector<Finding>* findings);
-  Status VerifyManifest(std::vector<Finding>* findings) TERRACE_EXCLUDES(mu_);
-
   // Constant after construction.
   FileSystem* const fs_;
   Clock* const clock_;
@@ -289,7 +281,9 @@ class StoreImpl final : public Store {
   int writes_active_ TERRACE_GUARDED_BY(mu_) = 0;
   std::int64_t writes_since_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t next_file_id_ TERRACE_GUARDED_BY(mu_) = 1;
-  std::uint64_t files_gone_ TERRACE_GUARDED_BY(mu_) = 0;  // Retired since open.
+  // Retired since open, and stale records with them: with a file that was written anew as it was,
+  // no older version of a deleted key has gone.
+  std::uint64_t files_gone_ TERRACE_GUARDED_BY(mu_) = 0;
   Status poison_ TERRACE_GUARDED_BY(mu_);
   Status background_ TERRACE_GUARDED_BY(mu_);
   bool compaction_blocked_ TERRACE_GUARDED_BY(mu_) = false;  // By the quota, until something goes.

@@ -205,7 +205,7 @@ void StoreImpl::Register(const FilePtr& file, bool live) {
 
 void StoreImpl::Retire(StoredFile* file) {
   file->live = false;
-  ++files_gone_;
+  if (!file->compacting || file->stale_at_pick > 0) ++files_gone_;
   compaction_blocked_ = false;
   retired_.push_back(slots_[file->slot]);
   // The slot itself is free when nobody holds the file: a reader may have noted places in it.

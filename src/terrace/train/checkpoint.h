@@ -70,9 +70,12 @@ class RunFolder {
     kOverwrite,  // Deletes what carries our marker, rows on ssd.paths too; anything else is
                  // refused.
     kResume,     // The run there; without one, as kNew.
-    kRead,  // A reader beside the trainer: takes no lock, writes nothing. kNotFound without a run.
+    kRead,   // A reader beside the trainer: takes no lock, writes nothing. kNotFound without a run.
+    kScrub,  // As kRead, and damaged markers are no error: ScrubMarkers tells.
+    kRepair,  // As kScrub, alone with the run.
   };
-  // Takes LOCK except for kRead. kUnavailable: another process holds the run, with its pid.
+  // Takes LOCK except for kRead and kScrub. kUnavailable: another process holds the run, with its
+  // pid. `job` is for the first three.
   static Result<std::unique_ptr<RunFolder>> Open(FileSystem* fs, const std::string& path, Mode mode,
                                                  const Job* job);
   virtual ~RunFolder() = default;
@@ -88,6 +91,8 @@ class RunFolder {
   // Ids of the checkpoints, oldest first; a file that is no whole checkpoint is left out with a
   // warning.
   virtual Result<std::vector<std::uint64_t>> ListCheckpoints() = 0;
+  // Ids of all that lie there, whole or not.
+  virtual Result<std::vector<std::uint64_t>> ListCheckpointFiles() = 0;
   virtual Result<Checkpoint> ReadCheckpoint(std::uint64_t id) = 0;
   virtual Result<DenseState> ReadDense(const Checkpoint& checkpoint) = 0;
   // Writes dense/dense-<id>, durable; the digest goes into Checkpoint::dense.
@@ -106,8 +111,16 @@ class RunFolder {
   virtual Status DropCheckpoint(std::uint64_t id) = 0;
   // A reader's hold on a checkpoint: while it lives, a trainer keeps it and its files.
   virtual Result<std::unique_ptr<FileLock>> HoldCheckpoint(std::uint64_t id) = 0;
-  // Removes dense files, filters and temporaries that no checkpoint names. Trainer only, at start.
+  // Paths of dense files, filters and temporaries that no checkpoint names, whole or not.
+  virtual Result<std::vector<std::string>> ListStrays() = 0;
+  // Removes them. Trainer only, at start.
   virtual Status RemoveStrays() = 0;
+  // What is wrong with the markers of the run, on its other disks too. `refused`: the first of it
+  // that is no damage, as a newer format.
+  virtual void ScrubMarkers(std::vector<Finding>* findings, Status* refused) = 0;
+  // Writes the markers that are damaged anew: from a whole one, else from what `checkpoint` and its
+  // job say.
+  virtual Status RestoreMarkers(const Checkpoint& checkpoint, const Job& job) = 0;
 };
 
 // A checkpoint that a reader holds.

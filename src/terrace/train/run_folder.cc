@@ -15,20 +15,17 @@
 #include "terrace/base/rng.h"
 #include "terrace/base/sync_point.h"
 #include "terrace/train/checkpoint.h"
-#include "terrace/train/json_fields.h"
+#include "terrace/train/run_marker.h"
 
 namespace terrace {
 namespace {
 
-constexpr std::string_view kMarkerMagic = "TERRMARK";
 constexpr std::string_view kCheckpointMagic = "TERRCKPT";
 constexpr std::string_view kDenseMagic = "TERRDENS";
 constexpr std::string_view kFilterMagic = "TERRADMF";
-constexpr std::uint32_t kMarkerVersion = 1;
 constexpr std::uint32_t kDenseVersion = 1;
 constexpr std::uint32_t kFilterVersion = 1;
 static_assert(AdmissionFilter::kFrameRoomBytes == kFrameHeaderBytes);
-constexpr const char* kMarker = "RUN";
 constexpr const char* kLock = "LOCK";
 // What a run makes in its folder, beside marker and lock.
 constexpr const char* kContents[] = {"checkpoints", "dense",         "admission",   "rows",
@@ -36,50 +33,6 @@ constexpr const char* kContents[] = {"checkpoints", "dense",         "admission"
 
 std::span<const std::byte> Bytes(const std::string& text) {
   return std::as_bytes(std::span(text.data(), text.size()));
-}
-
-// What the marker says.
-struct Marker {
-  std::string id;  // 16 hexadecimal digits.
-  std::uint64_t created_micros = 0;
-  std::uint64_t shards = 1;
-  std::vector<std::string> ssd_paths;    // Absolute; as the job names them.
-  std::vector<std::string> ssd_folders;  // This run's folder in each of them.
-};
-
-std::string EncodeMarker(const Marker& marker) {
-  const nlohmann::json object = {
-      {"format_version", kMarkerVersion},        {"id", marker.id},
-      {"created_micros", marker.created_micros}, {"shards", marker.shards},
-      {"ssd_paths", marker.ssd_paths},           {"ssd_folders", marker.ssd_folders}};
-  // Bytes that are no UTF-8 can only come from a working directory's name; what replaces them
-  // makes the folder unfindable, which its reader reports.
-  return object.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
-Result<Marker> ReadMarker(FileSystem* fs, const std::string& folder) {
-  const std::string path = JoinPath(folder, kMarker);
-  TERRACE_ASSIGN_OR_RETURN(const std::string payload,
-                           ReadFramedFile(fs, path, kMarkerMagic, kMarkerVersion));
-  const nlohmann::json object = nlohmann::json::parse(payload, nullptr, false);
-  JsonFields fields(object);
-  Marker marker;
-  fields.Read("id", &marker.id);
-  fields.Read("created_micros", &marker.created_micros);
-  fields.Read("shards", &marker.shards);
-  for (const nlohmann::json& item : fields.Array("ssd_paths")) {
-    if (!item.is_string()) return CorruptionError(path + ": field 'ssd_paths' is not text");
-    marker.ssd_paths.push_back(item.get<std::string>());
-  }
-  for (const nlohmann::json& item : fields.Array("ssd_folders")) {
-    if (!item.is_string()) return CorruptionError(path + ": field 'ssd_folders' is not text");
-    marker.ssd_folders.push_back(item.get<std::string>());
-  }
-  if (!fields.status().ok()) return fields.status().WithContext(path);
-  if (marker.ssd_folders.size() != marker.ssd_paths.size()) {
-    return CorruptionError(path + ": field 'ssd_folders' has another length than 'ssd_paths'");
-  }
-  return marker;
 }
 
 Result<bool> Exists(FileSystem* fs, const std::string& path) {
@@ -126,12 +79,39 @@ std::optional<std::uint64_t> NumberOfFilter(const std::string& name) {
   return NumberOf(name.substr(0, name.find('-', kPrefix.size())), kPrefix);
 }
 
+// The marker that a run must have had, by one of its checkpoints: shard s of a table lies on path s
+// mod number of paths.
+RunMarker MarkerOf(const Checkpoint& checkpoint, const std::vector<std::string>& ssd_paths) {
+  RunMarker marker;
+  marker.created_micros = static_cast<std::uint64_t>(Clock::Real()->WallMicros());
+  marker.id = fmt::format("{:016x}", HashCombine(marker.created_micros, HashName("a marker lost")));
+  marker.ssd_paths = ssd_paths;
+  std::string name;  // Of the run's folder on each path.
+  for (const Checkpoint::StoreManifest& store : checkpoint.stores) {
+    marker.shards = std::max(marker.shards, std::uint64_t{store.shard} + 1);
+    const std::filesystem::path folder =
+        std::filesystem::path(store.directory).parent_path().parent_path();
+    if (ssd_paths.empty()) continue;
+    name = folder.filename().string();
+    // As it lay when the run began, whatever the working directory is now.
+    marker.ssd_paths[store.shard % ssd_paths.size()] = folder.parent_path().string();
+  }
+  for (const std::string& path : marker.ssd_paths) {
+    marker.ssd_folders.push_back(JoinPath(path, name));
+  }
+  // "<name>-<id>"
+  if (!name.empty()) marker.id = name.substr(name.rfind('-') + 1);
+  return marker;
+}
+
 class RunFolderImpl final : public RunFolder {
  public:
   RunFolderImpl(FileSystem* fs, std::string path, const Job* job)
       : fs_(fs), path_(std::move(path)), job_(job) {}
 
   Status OpenForReading();
+  // For kScrub and kRepair.
+  Status OpenDamaged(Mode mode);
   Status OpenForWriting(Mode mode);
 
   const std::string& path() const override { return path_; }
@@ -143,6 +123,7 @@ class RunFolderImpl final : public RunFolder {
     return JoinPath(path_, recorded);  // An absolute one stays as it is.
   }
   Result<std::vector<std::uint64_t>> ListCheckpoints() override;
+  Result<std::vector<std::uint64_t>> ListCheckpointFiles() override;
   Result<Checkpoint> ReadCheckpoint(std::uint64_t id) override;
   Result<DenseState> ReadDense(const Checkpoint& checkpoint) override;
   Result<FileDigest> WriteDense(std::uint64_t id, const DenseState& state) override;
@@ -153,7 +134,10 @@ class RunFolderImpl final : public RunFolder {
   Status WriteCheckpoint(const Checkpoint& checkpoint) override;
   Status DropCheckpoint(std::uint64_t id) override;
   Result<std::unique_ptr<FileLock>> HoldCheckpoint(std::uint64_t id) override;
+  Result<std::vector<std::string>> ListStrays() override;
   Status RemoveStrays() override;
+  void ScrubMarkers(std::vector<Finding>* findings, Status* refused) override;
+  Status RestoreMarkers(const Checkpoint& checkpoint, const Job& job) override;
 
  private:
   std::string At(std::string_view name) const { return JoinPath(path_, name); }
@@ -164,19 +148,20 @@ class RunFolderImpl final : public RunFolder {
   std::string FilterPath(std::uint64_t id, const std::string& table) const {
     return At(fmt::format("admission/filter-{:08}-{}", id, table));
   }
-  // Removes the filters of checkpoints for which `gone` is true.
-  Status RemoveFilters(const std::function<bool(std::uint64_t)>& gone);
+  // Nothing where the folder is not there.
+  Result<std::vector<FileInfo>> ListOrNone(const std::string& folder);
+  // Those of one checkpoint.
+  Status RemoveFilters(std::uint64_t id);
 
   // Whether a run is there; refuses what `mode` may not touch.
   Result<bool> Inspect(Mode mode);
   Status RefuseForeign();
   Status TakeLock();
-  // Numbers of the files in checkpoints/, whole or not, in order.
-  Result<std::vector<std::uint64_t>> CheckpointFiles();
   Status CheckResume();
   Status Create();
   Status CheckSsdMarkers();
   Status RemoveRun();
+  Status ListTemporaries(const std::string& folder, std::vector<std::string>* paths);
   Status RemoveTemporaries(const std::string& folder);
   // Writes job.yaml where it says something else.
   Status KeepJob(const std::string& yaml);
@@ -184,7 +169,8 @@ class RunFolderImpl final : public RunFolder {
   FileSystem* const fs_;
   const std::string path_;
   const Job* const job_;  // Borrowed during Open; nullptr for a reader.
-  Marker marker_;
+  RunMarker marker_;
+  Status marker_status_;  // Why there is none; of kScrub and kRepair.
   std::unique_ptr<FileLock> lock_;
 };
 
@@ -195,12 +181,30 @@ std::string RunFolderImpl::RecordedDirectory(const std::string& table, std::uint
 }
 
 Status RunFolderImpl::OpenForReading() {
-  Result<Marker> marker = ReadMarker(fs_, path_);
+  Result<RunMarker> marker = ReadRunMarker(fs_, path_);
   if (!marker.ok()) {
     if (marker.status().code() != StatusCode::kNotFound) return marker.status();
     return NotFoundError(fmt::format("'{}' holds no run (no file RUN in it)", path_));
   }
   marker_ = std::move(marker).value();
+  return OkStatus();
+}
+
+Status RunFolderImpl::OpenDamaged(Mode mode) {
+  Result<RunMarker> marker = ReadRunMarker(fs_, path_);
+  if (marker.status().code() == StatusCode::kNotFound) {
+    // Only a run has checkpoints.
+    TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> files, ListCheckpointFiles());
+    if (files.empty()) {
+      return NotFoundError(fmt::format("'{}' holds no run (no file RUN in it)", path_));
+    }
+  }
+  if (mode == Mode::kRepair) {
+    TERRACE_RETURN_IF_ERROR(TakeLock());
+    marker = ReadRunMarker(fs_, path_);  // Another process may have changed it until now.
+  }
+  marker_status_ = marker.status();
+  if (marker.ok()) marker_ = std::move(marker).value();
   return OkStatus();
 }
 
@@ -210,7 +214,7 @@ Status RunFolderImpl::RefuseForeign() {
   int foreign = 0;
   for (const FileInfo& entry : entries) {
     // What a crash before the marker may have left.
-    if (entry.name == kLock || entry.name == std::string(kMarker) + ".tmp") continue;
+    if (entry.name == kLock || entry.name == std::string(kRunMarkerName) + ".tmp") continue;
     if (++foreign <= 3) names += (names.empty() ? "" : ", ") + entry.name;
   }
   if (foreign == 0) return OkStatus();
@@ -221,7 +225,7 @@ Status RunFolderImpl::RefuseForeign() {
 }
 
 Result<bool> RunFolderImpl::Inspect(Mode mode) {
-  TERRACE_ASSIGN_OR_RETURN(const bool has_run, Exists(fs_, At(kMarker)));
+  TERRACE_ASSIGN_OR_RETURN(const bool has_run, Exists(fs_, At(kRunMarkerName)));
   if (!has_run) {
     TERRACE_RETURN_IF_ERROR(RefuseForeign());
     return false;
@@ -265,9 +269,9 @@ Status RunFolderImpl::OpenForWriting(Mode mode) {
   // Once more: another process may have begun a run before the lock was ours.
   TERRACE_ASSIGN_OR_RETURN(const bool has_run, Inspect(mode));
   if (!has_run) return Create();
-  TERRACE_ASSIGN_OR_RETURN(marker_, ReadMarker(fs_, path_));
+  TERRACE_ASSIGN_OR_RETURN(marker_, ReadRunMarker(fs_, path_));
   if (mode == Mode::kResume) {
-    TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> files, CheckpointFiles());
+    TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> files, ListCheckpointFiles());
     if (!files.empty()) return CheckResume();
   }
   TERRACE_RETURN_IF_ERROR(RemoveRun());
@@ -299,7 +303,7 @@ Status RunFolderImpl::CheckResume() {
 
 Status RunFolderImpl::Create() {
   const std::string absolute = Absolute(path_);
-  marker_ = Marker();
+  marker_ = RunMarker();
   marker_.created_micros = static_cast<std::uint64_t>(Clock::Real()->WallMicros());
   marker_.id =
       fmt::format("{:016x}", HashCombine(HashCombine(HashName(absolute), marker_.created_micros),
@@ -312,15 +316,11 @@ Status RunFolderImpl::Create() {
   }
   // The marker first: it names the other folders, so that whatever a crash leaves can be deleted.
   SyncPoint::Hit("run.create.before_marker");
-  const std::string payload = EncodeMarker(marker_);
-  TERRACE_RETURN_IF_ERROR(
-      WriteFramedFile(fs_, At(kMarker), kMarkerMagic, kMarkerVersion, Bytes(payload)).status());
+  TERRACE_RETURN_IF_ERROR(WriteRunMarker(fs_, path_, marker_));
   SyncPoint::Hit("run.create.after_marker");
   for (const std::string& folder : marker_.ssd_folders) {
     TERRACE_RETURN_IF_ERROR(fs_->MakeDirectories(folder));
-    TERRACE_RETURN_IF_ERROR(WriteFramedFile(fs_, JoinPath(folder, kMarker), kMarkerMagic,
-                                            kMarkerVersion, Bytes(payload))
-                                .status());
+    TERRACE_RETURN_IF_ERROR(WriteRunMarker(fs_, folder, marker_));
   }
   TERRACE_RETURN_IF_ERROR(fs_->MakeDirectories(At("checkpoints")));
   TERRACE_RETURN_IF_ERROR(fs_->MakeDirectories(At("dense")));
@@ -337,10 +337,10 @@ Status RunFolderImpl::CheckSsdMarkers() {
       return entries.status();
     }
     const bool empty = std::all_of(entries->begin(), entries->end(), [](const FileInfo& entry) {
-      return entry.name == std::string(kMarker) + ".tmp";
+      return entry.name == std::string(kRunMarkerName) + ".tmp";
     });
     if (empty) continue;
-    Result<Marker> marker = ReadMarker(fs_, folder);
+    Result<RunMarker> marker = ReadRunMarker(fs_, folder);
     if (!marker.ok() || marker->id != marker_.id) {
       return InvalidArgumentError(fmt::format(
           "'{}' belongs to the run '{}', but does not carry its marker RUN{}; nothing was deleted: "
@@ -353,16 +353,19 @@ Status RunFolderImpl::CheckSsdMarkers() {
 
 Status RunFolderImpl::RemoveRun() {
   TERRACE_RETURN_IF_ERROR(CheckSsdMarkers());
-  // Checkpoints first: from then on no reader finds what is being deleted. The marker last: a crash
-  // leaves a folder that --overwrite still accepts.
-  for (const char* name : kContents) TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, At(name)));
+  // Checkpoints first, and durably: from then on nobody finds what is being deleted, after a loss
+  // of power either. The marker last: a crash leaves a folder that --overwrite still accepts.
+  for (const char* name : kContents) {
+    TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, At(name)));
+    if (name == kContents[0]) TERRACE_RETURN_IF_ERROR(fs_->SyncDirectory(path_));
+  }
   SyncPoint::Hit("run.remove.after_contents");
   for (const std::string& folder : marker_.ssd_folders) {
     Result<std::vector<FileInfo>> entries = fs_->List(folder);
     if (!entries.ok() && entries.status().code() == StatusCode::kNotFound) continue;
     if (!entries.ok()) return entries.status();
     for (const FileInfo& entry : *entries) {
-      if (entry.name == kMarker) continue;
+      if (entry.name == kRunMarkerName) continue;
       TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, JoinPath(folder, entry.name)));
     }
     TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, folder));
@@ -374,7 +377,7 @@ Status RunFolderImpl::RemoveRun() {
   }
   TERRACE_RETURN_IF_ERROR(RemoveTemporaries(path_));
   SyncPoint::Hit("run.remove.before_marker");
-  TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, At(kMarker)));
+  TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, At(kRunMarkerName)));
   TERRACE_RETURN_IF_ERROR(fs_->SyncDirectory(path_));
   TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> left, fs_->List(path_));
   for (const FileInfo& entry : left) {
@@ -384,23 +387,27 @@ Status RunFolderImpl::RemoveRun() {
   return OkStatus();
 }
 
-Status RunFolderImpl::RemoveTemporaries(const std::string& folder) {
-  Result<std::vector<FileInfo>> entries = fs_->List(folder);
-  if (!entries.ok()) {
-    return entries.status().code() == StatusCode::kNotFound ? OkStatus() : entries.status();
-  }
+Status RunFolderImpl::ListTemporaries(const std::string& folder, std::vector<std::string>* paths) {
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, ListOrNone(folder));
   static const std::set<std::string> kOurs = {"RUN.tmp", "job.yaml.tmp", "summary.json.tmp",
                                               "metrics.jsonl.tmp"};
-  for (const FileInfo& entry : *entries) {
+  for (const FileInfo& entry : entries) {
     const bool ours = kOurs.contains(entry.name) || entry.name.starts_with("checkpoint-") ||
                       entry.name.starts_with("dense-") || entry.name.starts_with("filter-");
     if (entry.is_directory || !ours || !entry.name.ends_with(".tmp")) continue;
-    TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, JoinPath(folder, entry.name)));
+    paths->push_back(JoinPath(folder, entry.name));
   }
   return OkStatus();
 }
 
-Result<std::vector<std::uint64_t>> RunFolderImpl::CheckpointFiles() {
+Status RunFolderImpl::RemoveTemporaries(const std::string& folder) {
+  std::vector<std::string> paths;
+  TERRACE_RETURN_IF_ERROR(ListTemporaries(folder, &paths));
+  for (const std::string& path : paths) TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, path));
+  return OkStatus();
+}
+
+Result<std::vector<std::uint64_t>> RunFolderImpl::ListCheckpointFiles() {
   std::vector<std::uint64_t> numbers;
   Result<std::vector<FileInfo>> entries = fs_->List(At("checkpoints"));
   if (!entries.ok()) {
@@ -416,7 +423,7 @@ Result<std::vector<std::uint64_t>> RunFolderImpl::CheckpointFiles() {
 }
 
 Result<std::vector<std::uint64_t>> RunFolderImpl::ListCheckpoints() {
-  TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> files, CheckpointFiles());
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> files, ListCheckpointFiles());
   std::vector<std::uint64_t> whole;
   for (const std::uint64_t id : files) {
     Result<Checkpoint> checkpoint = ReadCheckpoint(id);
@@ -488,14 +495,16 @@ Status RunFolderImpl::ReadFilter(const Checkpoint& checkpoint, const std::string
       fmt::format("checkpoint {} names no admission filter of table '{}'", checkpoint.id, table));
 }
 
-Status RunFolderImpl::RemoveFilters(const std::function<bool(std::uint64_t)>& gone) {
-  const Result<std::vector<FileInfo>> entries = fs_->List(At("admission"));
-  if (!entries.ok()) {
-    return entries.status().code() == StatusCode::kNotFound ? OkStatus() : entries.status();
-  }
-  for (const FileInfo& entry : *entries) {
-    const std::optional<std::uint64_t> number = NumberOfFilter(entry.name);
-    if (!number || !gone(*number)) continue;
+Result<std::vector<FileInfo>> RunFolderImpl::ListOrNone(const std::string& folder) {
+  Result<std::vector<FileInfo>> entries = fs_->List(folder);
+  if (entries.status().code() == StatusCode::kNotFound) return std::vector<FileInfo>();
+  return entries;
+}
+
+Status RunFolderImpl::RemoveFilters(std::uint64_t id) {
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, ListOrNone(At("admission")));
+  for (const FileInfo& entry : entries) {
+    if (NumberOfFilter(entry.name) != id) continue;
     TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, JoinPath(At("admission"), entry.name)));
   }
   return OkStatus();
@@ -530,37 +539,94 @@ Status RunFolderImpl::DropCheckpoint(std::uint64_t id) {
   TERRACE_RETURN_IF_ERROR(fs_->SyncDirectory(At("checkpoints")));
   SyncPoint::Hit("checkpoint.drop.after_remove");
   TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, DensePath(id)));
-  return RemoveFilters([id](std::uint64_t number) { return number == id; });
+  return RemoveFilters(id);
 }
 
 Result<std::unique_ptr<FileLock>> RunFolderImpl::HoldCheckpoint(std::uint64_t id) {
   return fs_->Lock(CheckpointPath(id), /*exclusive=*/false);
 }
 
-Status RunFolderImpl::RemoveStrays() {
+Result<std::vector<std::string>> RunFolderImpl::ListStrays() {
+  std::vector<std::string> paths;
   for (const std::string& folder : {path_, At("checkpoints"), At("dense"), At("admission")}) {
-    TERRACE_RETURN_IF_ERROR(RemoveTemporaries(folder));
+    TERRACE_RETURN_IF_ERROR(ListTemporaries(folder, &paths));
   }
-  TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> kept, CheckpointFiles());
-  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, fs_->List(At("dense")));
-  for (const FileInfo& entry : entries) {
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> kept, ListCheckpointFiles());
+  const auto is_kept = [&kept](std::uint64_t id) {
+    return std::binary_search(kept.begin(), kept.end(), id);
+  };
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> dense, ListOrNone(At("dense")));
+  for (const FileInfo& entry : dense) {
     const std::optional<std::uint64_t> number = NumberOf(entry.name, "dense-");
-    if (!number || std::binary_search(kept.begin(), kept.end(), *number)) continue;
-    TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, DensePath(*number)));
+    if (number && !is_kept(*number)) paths.push_back(DensePath(*number));
   }
-  return RemoveFilters([&kept](std::uint64_t number) {
-    return !std::binary_search(kept.begin(), kept.end(), number);
-  });
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> filters, ListOrNone(At("admission")));
+  for (const FileInfo& entry : filters) {
+    const std::optional<std::uint64_t> number = NumberOfFilter(entry.name);
+    if (!number || is_kept(*number) || entry.name.ends_with(".tmp")) continue;
+    paths.push_back(JoinPath(At("admission"), entry.name));
+  }
+  return paths;
+}
+
+Status RunFolderImpl::RemoveStrays() {
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<std::string> paths, ListStrays());
+  for (const std::string& path : paths) TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, path));
+  return OkStatus();
+}
+
+void RunFolderImpl::ScrubMarkers(std::vector<Finding>* findings, Status* refused) {
+  const auto judge = [&](const std::string& folder, const Status& status) {
+    if (status.ok()) return;
+    findings->push_back({JoinPath(folder, kRunMarkerName), 0, status.message()});
+    const bool damage =
+        status.code() == StatusCode::kCorruption || status.code() == StatusCode::kNotFound;
+    if (!damage && refused->ok()) *refused = status;
+  };
+  judge(path_, marker_status_);
+  for (const std::string& folder : marker_.ssd_folders) {
+    const Result<RunMarker> marker = ReadRunMarker(fs_, folder);
+    judge(folder, marker.status());
+    if (marker.ok() && marker->id != marker_.id) {
+      judge(folder, InvalidArgumentError(fmt::format(
+                        "'{}' carries the marker of another run than '{}'", folder, path_)));
+    }
+  }
+}
+
+Status RunFolderImpl::RestoreMarkers(const Checkpoint& checkpoint, const Job& job) {
+  if (!marker_status_.ok()) {
+    marker_ = MarkerOf(checkpoint, AbsoluteAll(job.ssd.paths));
+    for (const std::string& folder : marker_.ssd_folders) {
+      Result<RunMarker> other = ReadRunMarker(fs_, folder);
+      if (!other.ok()) continue;
+      marker_ = std::move(other).value();  // It says all that the lost one said.
+      break;
+    }
+    TERRACE_RETURN_IF_ERROR(WriteRunMarker(fs_, path_, marker_));
+    marker_status_ = OkStatus();
+  }
+  for (const std::string& folder : marker_.ssd_folders) {
+    if (ReadRunMarker(fs_, folder).ok()) continue;
+    TERRACE_RETURN_IF_ERROR(fs_->MakeDirectories(folder));
+    TERRACE_RETURN_IF_ERROR(WriteRunMarker(fs_, folder, marker_));
+  }
+  return OkStatus();
 }
 
 }  // namespace
 
 Result<std::unique_ptr<RunFolder>> RunFolder::Open(FileSystem* fs, const std::string& path,
                                                    Mode mode, const Job* job) {
-  TERRACE_CHECK(mode == Mode::kRead || job != nullptr);
   auto folder = std::make_unique<RunFolderImpl>(fs, path, job);
-  TERRACE_RETURN_IF_ERROR(mode == Mode::kRead ? folder->OpenForReading()
-                                              : folder->OpenForWriting(mode));
+  if (mode == Mode::kRead) {
+    TERRACE_RETURN_IF_ERROR(folder->OpenForReading());
+  } else if (mode == Mode::kScrub || mode == Mode::kRepair) {
+    TERRACE_RETURN_IF_ERROR(folder->OpenDamaged(mode));
+  } else {
+    TERRACE_CHECK(job != nullptr);
+    TERRACE_RETURN_IF_ERROR(folder->OpenForWriting(mode));
+  }
   return std::unique_ptr<RunFolder>(std::move(folder));
 }
 

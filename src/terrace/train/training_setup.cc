@@ -191,8 +191,9 @@ Status TrainingRun::Restore(const Checkpoint& checkpoint) {
         run_->ReadFilter(checkpoint, plan_->tables[t].schema.table(), filters_[t].get()));
     planned_filters_[t]->CopyFrom(*filters_[t]);
   }
-  TERRACE_RETURN_IF_ERROR(progressive_.Restore(checkpoint.progressive));
-  TERRACE_RETURN_IF_ERROR(window_.Restore(checkpoint.window));
+  const std::string origin = fmt::format("checkpoint {} of '{}'", checkpoint.id, run_->path());
+  TERRACE_RETURN_IF_ERROR(progressive_.Restore(checkpoint.progressive).WithContext(origin));
+  TERRACE_RETURN_IF_ERROR(window_.Restore(checkpoint.window).WithContext(origin));
   TERRACE_RETURN_IF_ERROR(RestoreTrainerState(checkpoint.trainer_state));
   TERRACE_RETURN_IF_ERROR(source_->Seek(checkpoint.cursor));
   cursor_ = checkpoint.cursor;

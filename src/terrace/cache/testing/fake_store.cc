@@ -127,7 +127,6 @@ Status FakeStore::ForEachRow(std::uint64_t /*buffer_bytes*/,
   }
   return OkStatus();
 }
-Status FakeStore::Verify(std::vector<Finding>* /*findings*/) { return OkStatus(); }
 Status FakeStore::CompactNow() { return OkStatus(); }
 StoreStats FakeStore::stats() const { return {}; }
 

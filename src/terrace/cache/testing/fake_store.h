@@ -32,7 +32,6 @@ class FakeStore final : public Store {
   // Only what the cache's tests need is here; the order is not that of MixKey.
   Status ForEachRow(std::uint64_t buffer_bytes,
                     const std::function<Status(const RowView&)>& visit) override;
-  Status Verify(std::vector<Finding>* findings) override;
   Status CompactNow() override;
   void SetKeepFree(std::uint64_t /*bytes*/) override {}
   StoreStats stats() const override;

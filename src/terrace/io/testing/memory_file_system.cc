@@ -74,18 +74,41 @@ struct MemoryFileSystem::Node {
     versions.clear();
     sizes.clear();
   }
-  // Chooses a length and each block from what the disk may hold.
+  // Chooses a length and the bytes of each block from what the disk may hold.
   void KeepSome(Rng* rng) {
-    sizes.push_back(durable_size);
-    size = sizes[rng->Below(sizes.size())];
+    KeepSomeLength(rng);
     blocks = durable_blocks;
     blocks.resize(BlocksFor(size));
     for (const auto& [index, list] : versions) {
       if (index >= blocks.size()) continue;
+      // A block whole, or each of its sectors by itself: a write may be torn between any two.
+      const bool torn = rng->Below(2) == 0;
       const std::size_t choice = rng->Below(list.size() + 1);
-      if (choice > 0) blocks[index] = list[choice - 1];
+      if (torn) {
+        blocks[index] = TornBlock(blocks[index], list, rng);
+      } else if (choice > 0) {
+        blocks[index] = list[choice - 1];
+      }
     }
     ClearTail();
+  }
+  // One that the file had, or, in the midst of a write that made it longer, one of whole sectors.
+  void KeepSomeLength(Rng* rng) {
+    sizes.push_back(durable_size);
+    size = sizes[rng->Below(sizes.size())];
+    const auto [least, most] = std::minmax_element(sizes.begin(), sizes.end());
+    if (rng->Below(2) == 0 || *least == *most) return;
+    const std::uint64_t torn = (*least + rng->Below(*most - *least)) / kSectorBytes * kSectorBytes;
+    size = std::max(*least, torn);
+  }
+  static BlockPtr TornBlock(const BlockPtr& durable, const std::vector<BlockPtr>& list, Rng* rng) {
+    auto block = std::make_shared<Block>(Block{});
+    for (std::size_t at = 0; at < kBlockBytes; at += kSectorBytes) {
+      const std::size_t choice = rng->Below(list.size() + 1);
+      const BlockPtr& from = choice > 0 ? list[choice - 1] : durable;
+      if (from != nullptr) std::memcpy(block->data() + at, from->data() + at, kSectorBytes);
+    }
+    return block;
   }
   // Past the end a block is zero, so that a file that grows shows no old bytes. False: it was.
   bool ClearTail() {

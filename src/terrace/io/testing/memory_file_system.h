@@ -1,9 +1,10 @@
 // MemoryFileSystem: a file system in memory that remembers what was made durable, and forgets the
 // rest when a test says that the machine crashed.
 //
-// What a crash may take: data written since the file's last Sync, lengths likewise, and names made,
-// replaced or removed since the last SyncDirectory of their folder. A rename inside one folder is
-// kept or lost whole. A file whose name is durable and whose data is not is there and empty.
+// What a crash may take: data written since the file's last Sync, any sector of it without the
+// others; lengths likewise; and names made, replaced or removed since the last SyncDirectory of
+// their folder, each without the others. A rename inside one folder is kept or lost whole. A file
+// whose name is durable and whose data is not is there and empty.
 //
 // Threads: thread-safe, as FileSystem asks. Must outlive the files, queues and locks it gave out.
 #pragma once
@@ -33,7 +34,7 @@ class MemoryFileSystem final : public FileSystem {
   enum class CrashPolicy {
     kLoseUnsynced,  // The least that a disk may keep.
     kKeepAll,       // A killed process: the kernel writes everything later.
-    kRandom,        // Each unsynced block of 4 KiB, length and name independently, by the seed.
+    kRandom,        // Each unsynced sector, length and name independently, by the seed.
   };
 
   using Options = MemoryFileSystemOptions;

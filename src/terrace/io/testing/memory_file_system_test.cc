@@ -79,8 +79,10 @@ TEST(MemoryFileSystemTest, RemovalsAndRenamesNeedASyncOfTheFolder) {
   EXPECT_EQ(Content(&fs, "c"), "b");
 }
 
-TEST(MemoryFileSystemTest, ARandomCrashKeepsBlocksInAnyCombination) {
+TEST(MemoryFileSystemTest, ARandomCrashKeepsSectorsInAnyCombination) {
+  constexpr std::size_t kSector = 512;
   std::set<std::string> seen;
+  int torn_blocks = 0, torn_lengths = 0;
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     MemoryFileSystem fs;
     Append(&fs, "a", std::string(2 * kBlock, 'o'), true);
@@ -93,9 +95,16 @@ TEST(MemoryFileSystemTest, ARandomCrashKeepsBlocksInAnyCombination) {
     fs.Crash(seed, Policy::kRandom);
     const std::string text = Content(&fs, "a");
     if (text.size() == 2 * kBlock) seen.insert({text[0], text[kBlock]});
-    // Inside a block all is of one time: zeros are a block cut and not yet written again.
-    for (std::size_t i = 0; i < text.size(); ++i) ASSERT_EQ(text[i], text[i / kBlock * kBlock]);
+    ASSERT_EQ(text.size() % kSector, 0u);
+    torn_lengths += text.size() % kBlock != 0 ? 1 : 0;
+    // Inside a sector all is of one time: zeros are one cut and not yet written again.
+    for (std::size_t i = 0; i < text.size(); ++i) {
+      ASSERT_EQ(text[i], text[i / kSector * kSector]);
+      torn_blocks += i % kBlock != 0 && text[i] != text[i - 1] ? 1 : 0;
+    }
   }
+  EXPECT_GT(torn_blocks, 20);
+  EXPECT_GT(torn_lengths, 20);
   for (const char* both : {"oo", "on", "no", "nn"}) EXPECT_EQ(seen.count(both), 1u) << both;
 }
 

@@ -147,7 +147,9 @@ Status StoreHarness::CheckAll() {
   TERRACE_RETURN_IF_ERROR(CheckRead(keys));
   TERRACE_RETURN_IF_ERROR(CheckWalk());
   std::vector<Finding> findings;
-  TERRACE_RETURN_IF_ERROR(store_->Verify(&findings));
+  for (const auto& [id, reference] : manifests_) {
+    TERRACE_RETURN_IF_ERROR(ScrubManifest(fs_, scrub_options(), reference, &findings));
+  }
   if (!findings.empty()) {
     return InternalError(fmt::format("verification finds {} offset {}: {}", findings[0].file,
                                      findings[0].offset, findings[0].what));
@@ -158,6 +160,11 @@ Status StoreHarness::CheckAll() {
         fmt::format("the store counts {} rows, not {}", stats.live_rows, model_.size()));
   }
   return OkStatus();
+}
+
+ScrubOptions StoreHarness::scrub_options() const {
+  return {options_.directory, RecordLayout::Of(options_.table, options_.shard, options_.row_bytes),
+          options_.direct_io};
 }
 
 std::vector<Key> StoreHarness::RandomKeys(Rng* rng, std::size_t most) const {

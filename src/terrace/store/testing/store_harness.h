@@ -13,6 +13,7 @@
 #include "terrace/base/clock.h"
 #include "terrace/base/rng.h"
 #include "terrace/io/file_system.h"
+#include "terrace/store/scrub.h"
 #include "terrace/store/store.h"
 
 namespace terrace {
@@ -41,9 +42,11 @@ class StoreHarness {
   Status Drop(std::uint64_t id);
   // Reads and compares with the model; kInternal says what differs.
   Status CheckRead(const std::vector<Key>& keys);
-  // Reads all keys of the range, walks all rows, verifies.
+  // Reads all keys of the range, walks all rows, scrubs what each manifest names.
   Status CheckAll();
   Status CheckWalk();
+  // Where the files lie, for reading them without the store.
+  ScrubOptions scrub_options() const;
 
   std::vector<Key> RandomKeys(Rng* rng, std::size_t most) const;
   Key KeyAt(std::uint64_t i) const {

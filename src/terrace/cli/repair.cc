@@ -1,0 +1,197 @@
+// terrace inspect --repair: the plan of a repair as a person or a script reads it, the question,
+// and the repair.
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "terrace/base/log.h"
+#include "terrace/base/units.h"
+#include "terrace/cli/commands.h"
+#include "terrace/train/run_repair.h"
+
+namespace terrace {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json StoreJson(const RepairPlan::StoreRepair& store) {
+  return {{"table", store.table},
+          {"shard", store.shard},
+          {"files", store.files},
+          {"dropped_keys", store.losses.dropped},
+          {"outdated_keys", store.losses.outdated},
+          {"unknown_rows", store.losses.unknown_rows},
+          {"replaced_rows", store.losses.replaced_rows}};
+}
+
+Json PlanJson(const RepairPlan& plan) {
+  Json stores = Json::array();
+  for (const RepairPlan::StoreRepair& store : plan.stores) stores.push_back(StoreJson(store));
+  Json object = {{"findings", FindingsJson(plan.findings)},
+                 {"newest_checkpoint", plan.newest},
+                 {"newest_examples", nullptr},
+                 {"checkpoint", plan.base},
+                 {"examples", plan.base_examples},
+                 {"successor", nullptr},
+                 {"stores", stores},
+                 {"dropped_checkpoints", plan.dropped},
+                 {"undamaged_checkpoint", nullptr},
+                 {"markers", plan.markers},
+                 {"job_yaml", plan.job},
+                 {"summary_json", plan.summary},
+                 {"lost_metrics_bytes", plan.metrics_bytes},
+                 {"read_costs", plan.read_costs},
+                 {"leftovers", plan.strays},
+                 {"leftover_bytes", plan.stray_bytes},
+                 {"write_bytes", plan.write_bytes}};
+  if (plan.newest_examples) object["newest_examples"] = *plan.newest_examples;
+  if (plan.successor > 0) object["successor"] = plan.successor;
+  if (plan.undamaged) object["undamaged_checkpoint"] = *plan.undamaged;
+  return object;
+}
+
+std::string KeysText(const std::vector<Key>& keys) {
+  constexpr std::size_t kKeysALine = 5;
+  std::string text;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    text += fmt::format("{}{:#x}{}", i % kKeysALine == 0 ? "      " : " ", keys[i],
+                        i % kKeysALine == kKeysALine - 1 || i + 1 == keys.size() ? "\n" : "");
+  }
+  return text;
+}
+
+std::string StoreText(const RepairPlan::StoreRepair& store) {
+  const StoreLosses& losses = store.losses;
+  std::string text = fmt::format("  - table {}, shard {}: writes what is whole of {} {} anew\n",
+                                 store.table, store.shard, FormatCount(store.files.size()),
+                                 store.files.size() == 1 ? "file" : "files");
+  if (!losses.dropped.empty()) {
+    text += fmt::format(
+        "    drops {} rows whose newest record is lost; training makes them anew when it meets "
+        "them, and no older record comes back. Their keys:\n{}",
+        FormatCount(losses.dropped.size()), KeysText(losses.dropped));
+  }
+  if (losses.unknown_rows > 0) {
+    text += fmt::format("    {} records are lost whose keys nothing tells any more\n",
+                        FormatCount(losses.unknown_rows));
+  }
+  if (!losses.outdated.empty()) {
+    text += fmt::format(
+        "    drops {} whole rows too, because such a lost record may have been newer. Their "
+        "keys:\n{}",
+        FormatCount(losses.outdated.size()), KeysText(losses.outdated));
+  }
+  if (losses.replaced_rows > 0) {
+    text += fmt::format("    {} damaged records had been replaced by newer ones: no loss\n",
+                        FormatCount(losses.replaced_rows));
+  }
+  if (losses.dropped.empty() && losses.outdated.empty() && losses.unknown_rows == 0) {
+    text += "    no row is lost\n";
+  }
+  return text;
+}
+
+std::string BaseText(const RepairPlan& plan) {
+  const std::string base =
+      fmt::format("checkpoint {} (example {})", plan.base, FormatCount(plan.base_examples));
+  std::string text;
+  if (plan.base != plan.newest) {
+    text += fmt::format(
+        "  - goes back from checkpoint {} ({}) to {}: what was trained since is trained again\n",
+        plan.newest,
+        plan.newest_examples ? "example " + FormatCount(*plan.newest_examples)
+                             : std::string("its file can't be read"),
+        base);
+  }
+  if (plan.successor > 0) {
+    text +=
+        fmt::format("  - makes checkpoint {} of {} without what is lost\n", plan.successor, base);
+  }
+  for (const RepairPlan::StoreRepair& store : plan.stores) text += StoreText(store);
+  if (!plan.dropped.empty()) {
+    text += fmt::format("  - drops checkpoints {}\n", fmt::join(plan.dropped, ", "));
+  }
+  return text;
+}
+
+std::string PlanText(const RepairPlan& plan, const std::string& run) {
+  if (plan.empty()) return "nothing is damaged, and nothing is left over\n";
+  std::string text = plan.findings.empty() ? "nothing is damaged\n" : FindingsText(plan.findings);
+  text += "the repair\n" + BaseText(plan);
+  if (plan.markers) text += "  - writes the marker RUN anew\n";
+  if (plan.job) text += "  - writes job.yaml anew, from the checkpoint\n";
+  if (plan.summary) text += "  - removes summary.json; train --resume writes it again\n";
+  if (plan.metrics_bytes > 0) {
+    text += fmt::format("  - gives up {} bytes of metrics.jsonl whose lines are damaged\n",
+                        FormatCount(plan.metrics_bytes));
+  }
+  for (const std::string& path : plan.read_costs) {
+    text += fmt::format("  - removes {}; the next trainer measures the disk again\n", path);
+  }
+  if (!plan.strays.empty()) {
+    text += fmt::format("  - removes {} left-over files that no checkpoint names ({})\n",
+                        FormatCount(plan.strays.size()), FormatBytes(plan.stray_bytes));
+  }
+  if (plan.write_bytes > 0) {
+    text += fmt::format("  it writes up to {}\n", FormatBytes(plan.write_bytes));
+  }
+  if (plan.undamaged) {
+    text += fmt::format(
+        "no row would be lost by going back to checkpoint {} (example {}), from where training "
+        "comes to the same bits again: terrace inspect {} --repair --back-to {}\n",
+        *plan.undamaged, FormatCount(plan.undamaged_examples), run, *plan.undamaged);
+  }
+  return text;
+}
+
+// Whether the person at the terminal agrees.
+bool Ask() {
+  std::fputs("Do this? [y/N] ", stderr);
+  std::fflush(stderr);
+  std::array<char, 16> answer{};
+  if (std::fgets(answer.data(), answer.size(), stdin) == nullptr) return false;
+  return answer[0] == 'y' || answer[0] == 'Y';
+}
+
+Result<RepairOptions> OptionsOf(const InspectArguments& arguments) {
+  RepairOptions options;
+  options.back_to = arguments.back_to;
+  if (arguments.quota.empty()) return options;
+  options.quota_bytes = ParseBytes(arguments.quota);
+  if (options.quota_bytes) return options;
+  return InvalidArgumentError(
+      fmt::format("--quota '{}' is no size: a number of bytes, or one as 40GiB", arguments.quota));
+}
+
+}  // namespace
+
+int RepairCommand(FileSystem* fs, const InspectArguments& arguments) {
+  const Result<RepairOptions> options = OptionsOf(arguments);
+  if (!options.ok()) return ReportFailure(options.status());
+  const Result<std::unique_ptr<RunRepair>> repair = RunRepair::Open(fs, arguments.run, *options);
+  if (!repair.ok()) return ReportFailure(repair.status());
+  const RepairPlan& plan = (*repair)->plan();
+  const int printed = PrintResult(
+      arguments.json ? PlanJson(plan).dump(1, ' ', false, Json::error_handler_t::replace) + "\n"
+                     : PlanText(plan, arguments.run));
+  if (printed != kExitDone || plan.empty()) return printed;
+  const bool asked = !arguments.yes && isatty(STDIN_FILENO) == 1 && isatty(STDERR_FILENO) == 1;
+  if (!arguments.yes && !(asked && Ask())) {
+    LogText(LogLevel::kError, "nothing was changed; the same command with --yes does it");
+    return kExitFailed;
+  }
+  if (const Status status = (*repair)->Apply(); !status.ok()) {
+    return ReportFailure(status.WithContext("the repair is not complete; it can be begun again"));
+  }
+  LogText(LogLevel::kInfo,
+          fmt::format("'{}' is repaired: train --resume goes on from checkpoint {} (example {})",
+                      arguments.run, plan.successor > 0 ? plan.successor : plan.base,
+                      FormatCount(plan.base_examples)));
+  return kExitDone;
+}
+
+}  // namespace terrace

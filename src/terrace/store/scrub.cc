@@ -1,0 +1,402 @@
+#include "terrace/store/scrub.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "terrace/base/check.h"
+#include "terrace/store/index.h"
+
+namespace terrace {
+namespace {
+
+// Of the two buffers; more gains nothing on a disk that is read from front to end.
+constexpr std::uint64_t kRecordBufferBytes = std::uint64_t{1} << 20;
+constexpr std::uint64_t kKeyBufferBytes = std::uint64_t{128} << 10;
+
+// Takes findings, or nothing.
+class Findings {
+ public:
+  Findings(std::vector<Finding>* list, const std::string& path) : list_(list), path_(path) {}
+  void Add(std::uint64_t offset, std::string what) {
+    if (list_ != nullptr) list_->push_back({path_, offset, std::move(what)});
+  }
+
+ private:
+  std::vector<Finding>* const list_;
+  const std::string& path_;
+};
+
+// Walks the entries of one section. Bytes that the disk does not give are zeros, block by block,
+// and told; what lies beyond the end of the file is zeros too.
+class SalvageSection {
+ public:
+  SalvageSection(File* file, std::uint64_t offset, std::uint64_t entry_bytes, std::uint64_t entries,
+                 std::span<std::byte> buffer, Findings* findings)
+      : file_(file),
+        entry_bytes_(entry_bytes),
+        end_(offset + AlignUp(entries * entry_bytes, kBlockBytes)),
+        buffer_(buffer),
+        findings_(findings),
+        next_read_(offset),
+        entry_(entry_bytes) {}
+
+  // The next entry, valid until the call after. REQUIRES: fewer than `entries` calls before.
+  const std::byte* Next() {
+    if (fill_ - at_ >= entry_bytes_) {
+      const std::byte* entry = buffer_.data() + at_;
+      at_ += entry_bytes_;
+      return entry;
+    }
+    for (std::uint64_t done = 0; done < entry_bytes_;) {
+      if (at_ == fill_) Read();
+      const std::uint64_t part = std::min(fill_ - at_, entry_bytes_ - done);
+      std::memcpy(entry_.data() + done, buffer_.data() + at_, part);
+      at_ += part;
+      done += part;
+    }
+    return entry_.data();
+  }
+
+  // Reads what is left, padding included, and gives the checksum of the whole section.
+  std::uint64_t Finish() {
+    while (next_read_ < end_) Read();
+    EndUnreadable();
+    return checksum_.Digest();
+  }
+
+ private:
+  void Read() {
+    const std::uint64_t bytes = std::min<std::uint64_t>(buffer_.size(), end_ - next_read_);
+    const std::span<std::byte> part = buffer_.first(bytes);
+    const Result<std::size_t> got = file_->ReadAt(next_read_, part);
+    if (got.ok()) {
+      EndUnreadable();
+      std::memset(part.data() + *got, 0, bytes - *got);
+    } else {
+      ReadBlocks(part);
+    }
+    checksum_.Update(part);
+    next_read_ += bytes;
+    at_ = 0;
+    fill_ = bytes;
+  }
+
+  void ReadBlocks(std::span<std::byte> part) {
+    for (std::uint64_t at = 0; at < part.size(); at += kBlockBytes) {
+      const std::span<std::byte> block = part.subspan(at, kBlockBytes);
+      const Result<std::size_t> got = file_->ReadAt(next_read_ + at, block);
+      if (got.ok()) {
+        EndUnreadable();
+        std::memset(block.data() + *got, 0, block.size() - *got);
+        continue;
+      }
+      std::memset(block.data(), 0, block.size());
+      if (unreadable_bytes_ == 0) {
+        unreadable_at_ = next_read_ + at;
+        unreadable_why_ = got.status().message();
+      }
+      unreadable_bytes_ += block.size();
+    }
+  }
+
+  void EndUnreadable() {
+    if (unreadable_bytes_ == 0) return;
+    findings_->Add(unreadable_at_,
+                   fmt::format("{} bytes can't be read: {}", unreadable_bytes_, unreadable_why_));
+    unreadable_bytes_ = 0;
+  }
+
+  File* const file_;
+  const std::uint64_t entry_bytes_;
+  const std::uint64_t end_;
+  const std::span<std::byte> buffer_;
+  Findings* const findings_;
+  std::uint64_t next_read_;          // In the file.
+  std::uint64_t at_ = 0, fill_ = 0;  // In the buffer.
+  std::vector<std::byte> entry_;     // One that lies across two buffers.
+  RunningChecksum checksum_;
+  std::uint64_t unreadable_at_ = 0, unreadable_bytes_ = 0;  // The blocks being counted.
+  std::string unreadable_why_;
+};
+
+bool IsPossible(const KeyEntry& entry, std::uint64_t most_sequence) {
+  return (entry.version & ~(kDeletionBit | kMaxSequence)) == 0 && SequenceOf(entry.version) > 0 &&
+         SequenceOf(entry.version) <= most_sequence;
+}
+
+// Damaged records side by side make one finding.
+class DamagedStretch {
+ public:
+  explicit DamagedStretch(Findings* findings) : findings_(findings) {}
+  void Add(std::uint64_t offset) {
+    if (records_ == 0) offset_ = offset;
+    ++records_;
+  }
+  void End() {
+    if (records_ == 1) {
+      findings_->Add(offset_, fmt::format("the record at offset {} fails its check", offset_));
+    } else if (records_ > 1) {
+      findings_->Add(offset_, fmt::format("{} records from offset {} on fail their checks",
+                                          records_, offset_));
+    }
+    records_ = 0;
+  }
+
+ private:
+  Findings* const findings_;
+  std::uint64_t offset_ = 0, records_ = 0;
+};
+
+struct WalkSums {
+  std::uint64_t records = 0, keys = 0;
+};
+
+// Tells each record apart. kCorruption: whole records out of order, which no damage explains.
+Result<WalkSums> Walk(File* disk, const ScrubOptions& options, const FileScrub& scrub,
+                      ScrubBuffers* buffers, Findings* findings,
+                      const std::function<Status(const SalvagedRecord&)>& visit) {
+  const RecordLayout& layout = options.layout;
+  const std::uint64_t seed = layout.CheckSeed(scrub.file.id);
+  const std::uint64_t keys_offset = layout.KeysOffset(scrub.file.rows);
+  SalvageSection records(disk, kBlockBytes, layout.record_bytes, scrub.file.rows,
+                         buffers->records(), findings);
+  SalvageSection keys(disk, keys_offset, kKeyEntryBytes, scrub.file.rows, buffers->keys(),
+                      findings);
+  DamagedStretch stretch(findings);
+  std::optional<std::uint64_t> previous;  // Hash of the last record whose key is known.
+  for (std::uint64_t row = 0; row < scrub.file.rows; ++row) {
+    const std::byte* record = records.Next();
+    KeyEntry entry;
+    std::memcpy(&entry, keys.Next(), sizeof entry);
+    const RecordHead head = HeadOf(record);
+    const std::uint64_t offset = layout.RecordOffset(row);
+    SalvagedRecord salvaged;
+    if (head.check == RecordCheck(record, layout.record_bytes, seed)) {
+      stretch.End();
+      salvaged.state = SalvagedRecord::State::kWhole;
+      salvaged.key = head.key;
+      salvaged.version = head.version;
+      if (!IsDeletion(head.version)) {
+        salvaged.payload = std::span(record + kRecordHeadBytes, layout.row_bytes);
+      }
+      if (entry.key != head.key || entry.version != head.version) {
+        findings->Add(keys_offset + row * kKeyEntryBytes,
+                      fmt::format("the key section says key {:#x}, version {:#x}; the record at "
+                                  "offset {} says key {:#x}, version {:#x}",
+                                  entry.key, entry.version, offset, head.key, head.version));
+      }
+    } else {
+      stretch.Add(offset);
+      // Two copies that were damaged and agree all the same do not exist.
+      const bool agree = head.key == entry.key && head.version == entry.version;
+      const bool in_order = !previous || MixKey(entry.key) > *previous;
+      if ((scrub.keys_hold || agree) && in_order && IsPossible(entry, scrub.most_sequence)) {
+        salvaged.state = IsDeletion(entry.version) ? SalvagedRecord::State::kWhole
+                                                   : SalvagedRecord::State::kLost;
+        salvaged.key = entry.key;
+        salvaged.version = entry.version;
+      }
+    }
+    if (salvaged.state != SalvagedRecord::State::kUnknown) {
+      const std::uint64_t hash = MixKey(salvaged.key);
+      if (previous && hash <= *previous) {
+        findings->Add(offset, "the records are out of order");
+        return CorruptionError(
+            fmt::format("{}: the records at offset {} are out of order", scrub.path, offset));
+      }
+      previous = hash;
+    }
+    TERRACE_RETURN_IF_ERROR(visit(salvaged));
+  }
+  stretch.End();
+  WalkSums sums;
+  sums.records = records.Finish();
+  sums.keys = keys.Finish();
+  return sums;
+}
+
+// Header and footer. Fills what of the scrub follows from them.
+struct Frame {
+  bool footer_holds = false;
+  ParameterFileInfo footer;
+};
+
+Frame ScrubFrame(File* disk, const ScrubOptions& options, FileScrub* scrub, ScrubBuffers* buffers,
+                 Findings* findings) {
+  Frame frame;
+  const Manifest::File& file = scrub->file;
+  const std::uint64_t footer_at = file.bytes - kBlockBytes;
+  Result<ParameterFileInfo> footer = ReadFooter(disk, file.bytes, file.id, options.layout);
+  if (!footer.ok()) {
+    findings->Add(footer_at, footer.status().message());
+    if (footer.status().code() == StatusCode::kInvalidArgument) scrub->refused = footer.status();
+  } else if (footer->footer_checksum != file.footer_checksum || footer->rows != file.rows) {
+    findings->Add(footer_at, "the footer is not the one that the manifest names");
+    scrub->present = false;  // A sound file, but another one: nothing in it is what is looked for.
+  } else {
+    frame.footer_holds = true;
+    frame.footer = *footer;
+    scrub->most_sequence = footer->max_sequence;
+  }
+  const std::span<std::byte> block = buffers->records().first(kBlockBytes);
+  if (const Status status = ReadFully(disk, 0, block); !status.ok()) {
+    findings->Add(0, status.message());
+    return frame;
+  }
+  ParameterFileInfo info = frame.footer;
+  info.id = file.id;
+  if (!frame.footer_holds) {
+    // Nothing else says which header it was.
+    std::memcpy(&info.header_checksum, block.data() + kBlockBytes - 8, 8);
+  }
+  if (const Status status = CheckHeader(block, scrub->path, info, options.layout); !status.ok()) {
+    findings->Add(0, status.message());
+    if (status.code() == StatusCode::kInvalidArgument) scrub->refused = status;
+  }
+  return frame;
+}
+
+// Whether the key section is as it was written; tells when it is not.
+bool ScrubKeys(File* disk, const Frame& frame, std::uint64_t keys_offset, std::uint64_t rows,
+               ScrubBuffers* buffers, Findings* findings) {
+  if (!frame.footer_holds) return false;
+  // What can't be read is told by the walk, which reads the section once more.
+  Findings nowhere(nullptr, disk->path());
+  SalvageSection keys(disk, keys_offset, kKeyEntryBytes, rows, buffers->keys(), &nowhere);
+  if (keys.Finish() == frame.footer.keys_checksum) return true;
+  findings->Add(keys_offset, "the key section fails its checksum");
+  return false;
+}
+
+// Counts what a walk finds, with the bounds of what is unknown.
+class SalvageCount {
+ public:
+  explicit SalvageCount(FileScrub* scrub) : scrub_(scrub) {}
+  void Add(const SalvagedRecord& record) {
+    if (record.state == SalvagedRecord::State::kUnknown) {
+      if (!open_) scrub_->unknown.push_back({0, next_hash_, ~std::uint64_t{0}});
+      open_ = true;
+      ++scrub_->unknown.back().rows;
+      return;
+    }
+    const std::uint64_t hash = MixKey(record.key);
+    if (open_) scrub_->unknown.back().most_hash = hash - 1;
+    open_ = false;
+    next_hash_ = hash + 1;
+    if (record.state == SalvagedRecord::State::kWhole) ++scrub_->whole;
+    if (record.state == SalvagedRecord::State::kLost) {
+      scrub_->lost.push_back({record.key, record.version});
+    }
+  }
+
+ private:
+  FileScrub* const scrub_;
+  std::uint64_t next_hash_ = 0;  // The least that the next record may have.
+  bool open_ = false;
+};
+
+Result<std::unique_ptr<File>> OpenForScrub(FileSystem* fs, const ScrubOptions& options,
+                                           const std::string& path) {
+  return fs->Open(path, options.direct_io ? OpenMode::kReadDirect : OpenMode::kRead);
+}
+
+}  // namespace
+
+Result<ScrubBuffers> ScrubBuffers::Allocate(const RecordLayout& layout) {
+  ScrubBuffers buffers;
+  buffers.record_bytes_ =
+      std::max(kRecordBufferBytes, SectionCursor::LeastBuffer(layout.record_bytes));
+  buffers.key_bytes_ = kKeyBufferBytes;
+  TERRACE_ASSIGN_OR_RETURN(buffers.buffer_,
+                           HugeBuffer::Allocate(buffers.record_bytes_ + buffers.key_bytes_));
+  return buffers;
+}
+
+FileScrub ScrubFile(FileSystem* fs, const ScrubOptions& options, const Manifest::File& file,
+                    ScrubBuffers* buffers) {
+  FileScrub scrub;
+  scrub.file = file;
+  scrub.path = JoinPath(options.directory, ParameterFileName(file.id));
+  Findings findings(&scrub.findings, scrub.path);
+  if (file.rows == 0 || file.rows > kMaxRowsPerFile ||
+      file.bytes != options.layout.FileBytes(file.rows)) {
+    findings.Add(0, "the manifest's length and number of records contradict each other");
+    scrub.refused = CorruptionError(scrub.path + ": " + scrub.findings.back().what);
+    return scrub;
+  }
+  Result<std::unique_ptr<File>> disk = OpenForScrub(fs, options, scrub.path);
+  Result<std::uint64_t> size = disk.ok() ? (*disk)->Size() : disk.status();
+  if (!size.ok()) {
+    findings.Add(0, size.status().message());
+    if (size.status().code() != StatusCode::kNotFound) scrub.refused = size.status();
+    scrub.unknown.push_back({file.rows});
+    return scrub;
+  }
+  scrub.present = true;
+  const Frame frame = ScrubFrame(disk->get(), options, &scrub, buffers, &findings);
+  if (!scrub.refused.ok()) return scrub;
+  if (!scrub.present) {
+    scrub.unknown.push_back({file.rows});
+    return scrub;
+  }
+  const std::uint64_t keys_offset = options.layout.KeysOffset(file.rows);
+  scrub.keys_hold = ScrubKeys(disk->get(), frame, keys_offset, file.rows, buffers, &findings);
+  SalvageCount count(&scrub);
+  const Result<WalkSums> sums =
+      Walk(disk->get(), options, scrub, buffers, &findings, [&](const SalvagedRecord& record) {
+        count.Add(record);
+        return OkStatus();
+      });
+  if (!sums.ok()) {
+    scrub.refused = sums.status();
+  } else if (frame.footer_holds && sums->records != frame.footer.records_checksum) {
+    findings.Add(kBlockBytes, "the records fail their common checksum");
+  }
+  return scrub;
+}
+
+Status WalkSalvaged(FileSystem* fs, const ScrubOptions& options, const FileScrub& scrub,
+                    ScrubBuffers* buffers,
+                    const std::function<Status(const SalvagedRecord&)>& visit) {
+  TERRACE_CHECK(scrub.refused.ok());
+  if (!scrub.present) return OkStatus();
+  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<File> disk, OpenForScrub(fs, options, scrub.path));
+  FileScrub again;
+  SalvageCount count(&again);
+  Findings nowhere(nullptr, scrub.path);
+  TERRACE_RETURN_IF_ERROR(
+      Walk(disk.get(), options, scrub, buffers, &nowhere, [&](const SalvagedRecord& record) {
+        count.Add(record);
+        return visit(record);
+      }).status());
+  if (again.whole == scrub.whole && again.lost.size() == scrub.lost.size() &&
+      again.unknown_rows() == scrub.unknown_rows()) {
+    return OkStatus();
+  }
+  return UnavailableError(fmt::format(
+      "{}: reads otherwise than a moment ago ({} records whole, now {}): is the disk failing?",
+      scrub.path, scrub.whole, again.whole));
+}
+
+Status ScrubManifest(FileSystem* fs, const ScrubOptions& options,
+                     const ManifestReference& reference, std::vector<Finding>* findings) {
+  const Result<Manifest> manifest =
+      ReadManifest(fs, options.directory, reference.id, reference.digest, options.layout);
+  if (!manifest.ok()) {
+    findings->push_back({JoinPath(options.directory, ManifestFileName(reference.id)), 0,
+                         manifest.status().message()});
+    return OkStatus();
+  }
+  TERRACE_ASSIGN_OR_RETURN(ScrubBuffers buffers, ScrubBuffers::Allocate(options.layout));
+  for (const Manifest::File& file : manifest->files) {
+    FileScrub scrub = ScrubFile(fs, options, file, &buffers);
+    findings->insert(findings->end(), scrub.findings.begin(), scrub.findings.end());
+  }
+  return OkStatus();
+}
+
+}  // namespace terrace

@@ -1,0 +1,317 @@
+#include "terrace/store/store_repair.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <set>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "terrace/base/check.h"
+#include "terrace/base/sync_point.h"
+#include "terrace/store/index.h"
+
+namespace terrace {
+namespace {
+
+// A lost record, and whether another one makes up for it.
+struct Lost {
+  std::uint64_t hash = 0;
+  Key key = 0;
+  std::uint64_t sequence = 0;
+  std::uint64_t file_id = 0;
+  bool replaced = false;
+};
+
+// A record that may be older than one whose key is unknown.
+struct Suspect {
+  std::uint64_t hash = 0;
+  Key key = 0;
+  std::uint64_t version = 0;
+  std::uint64_t file_id = 0;
+  std::uint64_t most_sequence = 0;  // Of the lost ones that it may be older than.
+  bool whole = false;
+};
+
+class LossFinder {
+ public:
+  LossFinder(std::span<const FileScrub* const> damaged, std::uint64_t memory_bytes)
+      : damaged_(damaged), most_suspects_(memory_bytes / sizeof(Suspect)) {
+    for (const FileScrub* scrub : damaged) {
+      for (const KeyEntry& entry : scrub->lost) {
+        lost_.push_back({MixKey(entry.key), entry.key, SequenceOf(entry.version), scrub->file.id});
+      }
+    }
+    std::sort(lost_.begin(), lost_.end(),
+              [](const Lost& a, const Lost& b) { return a.hash < b.hash; });
+  }
+
+  // One record whose key is known, of any file.
+  Status See(std::uint64_t file_id, Key key, std::uint64_t version, bool whole) {
+    const std::uint64_t hash = MixKey(key);
+    const std::uint64_t sequence = SequenceOf(version);
+    auto at = std::lower_bound(lost_.begin(), lost_.end(), hash,
+                               [](const Lost& lost, std::uint64_t h) { return lost.hash < h; });
+    for (; at != lost_.end() && at->hash == hash; ++at) {
+      if (at->file_id == file_id) continue;
+      // Of equal age are a record and its compacted copy: one of them is enough.
+      at->replaced |=
+          sequence > at->sequence || (sequence == at->sequence && (whole || file_id > at->file_id));
+    }
+    for (const FileScrub* scrub : damaged_) {
+      if (scrub->file.id == file_id || !InUnknown(*scrub, hash)) continue;
+      if (suspects_.size() == most_suspects_) {
+        return OutOfMemoryError(fmt::format(
+            "{}: so much of it is unreadable that more than {} rows of other files may be older "
+            "than what it held",
+            scrub->path, suspects_.size()));
+      }
+      suspects_.push_back({hash, key, version, file_id, scrub->most_sequence, whole});
+    }
+    return OkStatus();
+  }
+
+  StoreLosses Take() {
+    StoreLosses losses;
+    for (const Lost& lost : lost_) {
+      if (lost.replaced) {
+        ++losses.replaced_rows;
+      } else {
+        losses.dropped.push_back(lost.key);
+      }
+    }
+    for (const FileScrub* scrub : damaged_) losses.unknown_rows += scrub->unknown_rows();
+    std::sort(suspects_.begin(), suspects_.end(), [](const Suspect& a, const Suspect& b) {
+      if (a.hash != b.hash) return a.hash < b.hash;
+      const std::uint64_t x = SequenceOf(a.version), y = SequenceOf(b.version);
+      return x != y ? x < y : a.file_id < b.file_id;
+    });
+    for (std::size_t i = 0; i < suspects_.size(); ++i) {
+      if (i + 1 < suspects_.size() && suspects_[i + 1].hash == suspects_[i].hash) {
+        suspects_[i + 1].most_sequence =
+            std::max(suspects_[i + 1].most_sequence, suspects_[i].most_sequence);
+        continue;
+      }
+      const Suspect& newest = suspects_[i];
+      // One that is lost itself is dropped already; a deletion brings nothing back.
+      if (newest.whole && !IsDeletion(newest.version) &&
+          SequenceOf(newest.version) <= newest.most_sequence) {
+        losses.outdated.push_back(newest.key);
+      }
+    }
+    return losses;
+  }
+
+ private:
+  static bool InUnknown(const FileScrub& scrub, std::uint64_t hash) {
+    const auto after = std::upper_bound(
+        scrub.unknown.begin(), scrub.unknown.end(), hash,
+        [](std::uint64_t h, const UnknownRecords& unknown) { return h < unknown.least_hash; });
+    return after != scrub.unknown.begin() && hash <= std::prev(after)->most_hash;
+  }
+
+  const std::span<const FileScrub* const> damaged_;
+  const std::uint64_t most_suspects_;
+  std::vector<Lost> lost_;  // By hash.
+  std::vector<Suspect> suspects_;
+};
+
+// The keys of a file that was found sound.
+Status WalkSoundKeys(FileSystem* fs, const ScrubOptions& options, const Manifest::File& file,
+                     ScrubBuffers* buffers, LossFinder* finder) {
+  const std::string path = JoinPath(options.directory, ParameterFileName(file.id));
+  TERRACE_ASSIGN_OR_RETURN(
+      const std::unique_ptr<File> disk,
+      fs->Open(path, options.direct_io ? OpenMode::kReadDirect : OpenMode::kRead));
+  SectionCursor keys(disk.get(), options.layout.KeysOffset(file.rows), kKeyEntryBytes, file.rows,
+                     buffers->keys());
+  for (; !keys.done(); keys.Advance()) {
+    TERRACE_RETURN_IF_ERROR(keys.Fill());
+    KeyEntry entry;
+    std::memcpy(&entry, keys.entry(keys.index()), sizeof entry);
+    TERRACE_RETURN_IF_ERROR(finder->See(file.id, entry.key, entry.version, /*whole=*/true));
+  }
+  return OkStatus();
+}
+
+const FileScrub* FindScrub(std::span<const FileScrub* const> damaged, std::uint64_t file_id) {
+  for (const FileScrub* scrub : damaged) {
+    if (scrub->file.id == file_id) return scrub;
+  }
+  return nullptr;
+}
+
+// Writes files of at most so many rows, one after another.
+class FileRewriter {
+ public:
+  FileRewriter(FileSystem* fs, const ScrubOptions& options, std::uint64_t first_id,
+               ScrubBuffers* buffers)
+      : fs_(fs), options_(options), next_id_(first_id), buffers_(buffers) {}
+
+  Status Add(Key key, std::uint64_t version, std::span<const std::byte> payload) {
+    if (writer_ != nullptr && writer_->rows() == kMaxRowsPerFile) TERRACE_RETURN_IF_ERROR(End());
+    if (writer_ == nullptr) {
+      const std::string path = JoinPath(options_.directory, ParameterFileName(next_id_));
+      TERRACE_ASSIGN_OR_RETURN(
+          writer_, ParameterFileWriter::Create(fs_, path, options_.layout, next_id_++,
+                                               options_.direct_io, buffers_->records(), nullptr));
+    }
+    return writer_->Add(key, version, payload);
+  }
+  // Makes the file durable; its name is, once the folder is synced.
+  Status End() {
+    if (writer_ == nullptr) return OkStatus();
+    TERRACE_ASSIGN_OR_RETURN(const ParameterFileInfo info, writer_->Finish());
+    TERRACE_RETURN_IF_ERROR(writer_->TakeFile()->Sync());
+    writer_.reset();
+    files_.push_back({info.id, info.bytes, info.rows, info.footer_checksum});
+    return OkStatus();
+  }
+  std::uint64_t next_id() const { return next_id_; }
+  const std::vector<Manifest::File>& files() const { return files_; }
+
+ private:
+  FileSystem* const fs_;
+  const ScrubOptions& options_;
+  std::uint64_t next_id_;
+  ScrubBuffers* const buffers_;
+  std::unique_ptr<ParameterFileWriter> writer_;
+  std::vector<Manifest::File> files_;
+};
+
+constexpr std::string_view kRowsPrefix = "rows-";
+constexpr std::string_view kManifestPrefix = "manifest-";
+
+// Greater than the id of any file that lies there.
+Result<std::uint64_t> NextFileId(FileSystem* fs, const std::string& directory,
+                                 std::uint64_t least) {
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, fs->List(directory));
+  for (const FileInfo& entry : entries) {
+    if (!entry.name.starts_with(kRowsPrefix)) continue;
+    std::uint64_t id = 0;
+    const char* end = entry.name.data() + entry.name.size();
+    std::from_chars(entry.name.data() + kRowsPrefix.size(), end, id);
+    least = std::max(least, id + 1);
+  }
+  return least;
+}
+
+// The records of a damaged file that go on, and deletions in place of dropped rows. `dropped` are
+// in the order of MixKey, as the records are.
+Status CopyWhole(FileSystem* fs, const ScrubOptions& options, const FileScrub& scrub,
+                 const std::vector<Key>& dropped, ScrubBuffers* buffers, FileRewriter* out) {
+  return WalkSalvaged(fs, options, scrub, buffers, [&](const SalvagedRecord& record) -> Status {
+    if (record.state == SalvagedRecord::State::kWhole) {
+      return out->Add(record.key, record.version, record.payload);
+    }
+    if (record.state == SalvagedRecord::State::kUnknown) return OkStatus();
+    const std::uint64_t hash = MixKey(record.key);
+    const auto at =
+        std::lower_bound(dropped.begin(), dropped.end(), hash,
+                         [](Key key, std::uint64_t wanted) { return MixKey(key) < wanted; });
+    const bool is_dropped = at != dropped.end() && *at == record.key;
+    // As old as what it stands for: an older record stays stale, a newer one stays the newest.
+    return is_dropped ? out->Add(record.key, record.version | kDeletionBit, {}) : OkStatus();
+  });
+}
+
+}  // namespace
+
+Result<StoreLosses> FindLosses(FileSystem* fs, const ScrubOptions& options,
+                               const Manifest& manifest, std::span<const FileScrub* const> damaged,
+                               std::uint64_t memory_bytes) {
+  LossFinder finder(damaged, memory_bytes);
+  TERRACE_ASSIGN_OR_RETURN(ScrubBuffers buffers, ScrubBuffers::Allocate(options.layout));
+  for (const Manifest::File& file : manifest.files) {
+    const FileScrub* scrub = FindScrub(damaged, file.id);
+    if (scrub == nullptr) {
+      TERRACE_RETURN_IF_ERROR(WalkSoundKeys(fs, options, file, &buffers, &finder));
+      continue;
+    }
+    TERRACE_RETURN_IF_ERROR(
+        WalkSalvaged(fs, options, *scrub, &buffers, [&](const SalvagedRecord& record) -> Status {
+          if (record.state == SalvagedRecord::State::kUnknown) return OkStatus();
+          return finder.See(file.id, record.key, record.version,
+                            record.state == SalvagedRecord::State::kWhole);
+        }));
+  }
+  return finder.Take();
+}
+
+std::uint64_t RewriteBytes(const ScrubOptions& options, const Manifest& manifest,
+                           std::span<const FileScrub* const> damaged, const StoreLosses& losses) {
+  std::uint64_t bytes = AlignUp(EncodeManifest(manifest).size() + 2 * kBlockBytes, kBlockBytes);
+  for (const FileScrub* scrub : damaged) bytes += scrub->file.bytes;
+  for (std::uint64_t left = losses.outdated.size(); left > 0;) {
+    const std::uint64_t rows = std::min(left, kMaxRowsPerFile);
+    bytes += options.layout.FileBytes(rows);
+    left -= rows;
+  }
+  return bytes;
+}
+
+Result<ManifestReference> RewriteStore(FileSystem* fs, const ScrubOptions& options,
+                                       const Manifest& manifest,
+                                       std::span<const FileScrub* const> damaged,
+                                       const StoreLosses& losses, std::uint64_t id) {
+  Manifest next = manifest;
+  next.id = id;
+  if (!damaged.empty()) {
+    // Walking and writing at once: a pair of buffers for each.
+    TERRACE_ASSIGN_OR_RETURN(ScrubBuffers walking, ScrubBuffers::Allocate(options.layout));
+    TERRACE_ASSIGN_OR_RETURN(ScrubBuffers writing, ScrubBuffers::Allocate(options.layout));
+    TERRACE_ASSIGN_OR_RETURN(const std::uint64_t first_id,
+                             NextFileId(fs, options.directory, manifest.next_file_id));
+    SyncPoint::Hit("repair.before_rows");
+    FileRewriter out(fs, options, first_id, &writing);
+    for (const FileScrub* scrub : damaged) {
+      TERRACE_RETURN_IF_ERROR(CopyWhole(fs, options, *scrub, losses.dropped, &walking, &out));
+      TERRACE_RETURN_IF_ERROR(out.End());
+    }
+    // Erased now: newer than whatever they are.
+    next.sequence += losses.outdated.empty() ? 0 : 1;
+    if (next.sequence > kMaxSequence) return InternalError("the sequence of writes is used up");
+    for (const Key key : losses.outdated) {
+      TERRACE_RETURN_IF_ERROR(out.Add(key, next.sequence | kDeletionBit, {}));
+    }
+    TERRACE_RETURN_IF_ERROR(out.End());
+    next.next_file_id = out.next_id();
+    std::erase_if(next.files, [&](const Manifest::File& file) {
+      return FindScrub(damaged, file.id) != nullptr;
+    });
+    next.files.insert(next.files.end(), out.files().begin(), out.files().end());
+  }
+  TERRACE_RETURN_IF_ERROR(fs->SyncDirectory(options.directory));
+  SyncPoint::Hit("repair.before_manifest");
+  const std::string payload = EncodeManifest(next);
+  TERRACE_ASSIGN_OR_RETURN(
+      const FileDigest digest,
+      WriteFramedFile(fs, JoinPath(options.directory, ManifestFileName(id)), kManifestMagic,
+                      kManifestVersion, std::as_bytes(std::span(payload))));
+  return ManifestReference{id, digest};
+}
+
+Result<std::vector<FileInfo>> StoreStrays(FileSystem* fs, const std::string& directory,
+                                          std::span<const Manifest> kept) {
+  std::vector<FileInfo> strays;
+  std::set<std::string> wanted;
+  for (const Manifest& manifest : kept) {
+    wanted.insert(ManifestFileName(manifest.id));
+    for (const Manifest::File& file : manifest.files) wanted.insert(ParameterFileName(file.id));
+  }
+  const Result<std::vector<FileInfo>> entries = fs->List(directory);
+  if (!entries.ok()) {
+    if (entries.status().code() == StatusCode::kNotFound) return strays;
+    return entries.status();
+  }
+  for (const FileInfo& entry : *entries) {
+    const bool ours =
+        entry.name.starts_with(kRowsPrefix) || entry.name.starts_with(kManifestPrefix);
+    if (ours && !entry.is_directory && !wanted.contains(entry.name)) strays.push_back(entry);
+  }
+  return strays;
+}
+
+}  // namespace terrace

@@ -1,0 +1,242 @@
+// Stores damaged at random and repaired: no row ever comes back with another value than its newest,
+// and whatever is missing was named.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "terrace/io/testing/memory_file_system.h"
+#include "terrace/io/testing/test_data.h"
+#include "terrace/store/store_repair.h"
+#include "terrace/store/testing/store_harness.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::uint64_t kQuota = std::uint64_t{1} << 30;
+constexpr std::uint64_t kMemory = std::uint64_t{64} << 20;
+
+std::string ReadAll(FileSystem* fs, const std::string& path) {
+  auto text = ReadFileToString(fs, path);
+  EXPECT_TRUE(text.ok()) << text.status().ToString();
+  return text.ok() ? *text : std::string();
+}
+
+void Replace(FileSystem* fs, const std::string& path, const std::string& content) {
+  TERRACE_ASSERT_OK(WriteFileAtomically(fs, path, std::as_bytes(std::span(content))));
+}
+
+// Rows that were overwritten, erased and compacted.
+void MakeStore(StoreHarness* harness, Rng* rng) {
+  TERRACE_ASSERT_OK(harness->Create());
+  const int writes = 3 + static_cast<int>(rng->Below(12));
+  for (int i = 0; i < writes; ++i) {
+    TERRACE_ASSERT_OK(harness->Write(harness->RandomKeys(rng, 150)));
+    if (rng->Below(3) == 0) TERRACE_ASSERT_OK(harness->Erase(harness->RandomKeys(rng, 60)));
+    if (rng->Below(4) == 0) TERRACE_ASSERT_OK(harness->store()->CompactNow());
+  }
+  TERRACE_ASSERT_OK(harness->Commit());
+}
+
+// Damages a file in one of the ways in which disks and people do.
+void Damage(FileSystem* fs, const std::string& path, Rng* rng) {
+  std::string bytes = ReadAll(fs, path);
+  const auto flip = [&](std::size_t at) {
+    bytes[at] = static_cast<char>(bytes[at] ^ (1 << rng->Below(8)));
+  };
+  switch (rng->Below(6)) {
+    case 0:  // A bit.
+      flip(rng->Below(bytes.size()));
+      break;
+    case 1:  // Some bits, anywhere.
+      for (int i = 0; i < 12; ++i) flip(rng->Below(bytes.size()));
+      break;
+    case 2: {  // A stretch of other bytes.
+      const std::size_t begin = rng->Below(bytes.size());
+      const std::size_t end = std::min(bytes.size(), begin + 1 + rng->Below(3000));
+      for (std::size_t i = begin; i < end; ++i) bytes[i] = static_cast<char>(rng->Below(256));
+      break;
+    }
+    case 3: {  // Sectors of zeros.
+      const std::size_t begin = rng->Below(bytes.size() / 512) * 512;
+      const std::size_t end = std::min(bytes.size(), begin + 512 * (1 + rng->Below(20)));
+      std::fill(bytes.begin() + static_cast<std::ptrdiff_t>(begin),
+                bytes.begin() + static_cast<std::ptrdiff_t>(end), '\0');
+      break;
+    }
+    case 4:  // The end is missing.
+      bytes.resize(rng->Below(bytes.size()));
+      break;
+    default:
+      TERRACE_ASSERT_OK(fs->Remove(path));
+      return;
+  }
+  Replace(fs, path, bytes);
+}
+
+struct Scrubbed {
+  Manifest manifest;
+  std::vector<FileScrub> files;
+  std::vector<const FileScrub*> damaged;
+};
+
+void Scrub(FileSystem* fs, const StoreHarness& harness, const ManifestReference& reference,
+           Scrubbed* scrubbed) {
+  const ScrubOptions options = harness.scrub_options();
+  auto manifest =
+      ReadManifest(fs, options.directory, reference.id, reference.digest, options.layout);
+  TERRACE_ASSERT_OK(manifest.status());
+  scrubbed->manifest = *manifest;
+  auto buffers = ScrubBuffers::Allocate(options.layout);
+  TERRACE_ASSERT_OK(buffers.status());
+  for (const Manifest::File& file : manifest->files) {
+    scrubbed->files.push_back(ScrubFile(fs, options, file, &*buffers));
+    TERRACE_ASSERT_OK(scrubbed->files.back().refused);
+  }
+  for (const FileScrub& file : scrubbed->files) {
+    if (!file.sound()) scrubbed->damaged.push_back(&file);
+  }
+}
+
+RowMap RowsOf(Store* store) {
+  RowMap rows;
+  TERRACE_EXPECT_OK(store->ForEachRow(1 << 20, [&](const RowView& view) {
+    rows[view.key].assign(view.row.begin(), view.row.end());
+    return OkStatus();
+  }));
+  return rows;
+}
+
+// What the repaired store holds is of the model; what is missing was named, or may be a nameless
+// one.
+void ExpectHonest(const RowMap& rows, const RowMap& model, const StoreLosses& losses) {
+  std::set<Key> named(losses.dropped.begin(), losses.dropped.end());
+  named.insert(losses.outdated.begin(), losses.outdated.end());
+  EXPECT_EQ(named.size(), losses.dropped.size() + losses.outdated.size());
+  for (const auto& [key, row] : rows) {
+    const auto wanted = model.find(key);
+    ASSERT_NE(wanted, model.end()) << std::hex << key << " came back";
+    ASSERT_EQ(row, wanted->second) << std::hex << key << " has an older value";
+    ASSERT_FALSE(named.contains(key)) << std::hex << key << " was to be dropped";
+  }
+  std::uint64_t unnamed = 0;
+  for (const auto& [key, row] : model) unnamed += rows.contains(key) || named.contains(key) ? 0 : 1;
+  EXPECT_LE(unnamed, losses.unknown_rows);
+  // No row is given up that needn't be: what was dropped by name was there.
+  for (const Key key : losses.dropped) EXPECT_TRUE(model.contains(key)) << std::hex << key;
+}
+
+// A store with so many damaged files, repaired, opened, compacted, and used further.
+void RepairOnce(std::uint64_t seed, std::uint64_t most_damaged) {
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Rng rng(seed);
+  MemoryFileSystem fs;
+  StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
+  harness.key_range = 200 + rng.Below(500);
+  MakeStore(&harness, &rng);
+  const ManifestReference reference = harness.manifests().at(1);
+  const RowMap model = harness.model();
+  harness.Abandon();
+  const ScrubOptions options = harness.scrub_options();
+  Scrubbed before;
+  Scrub(&fs, harness, reference, &before);
+  ASSERT_TRUE(before.damaged.empty());
+  for (std::uint64_t i = 0; i < 1 + rng.Below(most_damaged); ++i) {
+    const Manifest::File& file = before.manifest.files[rng.Below(before.manifest.files.size())];
+    const std::string path = JoinPath(options.directory, ParameterFileName(file.id));
+    if (fs.Stat(path).ok() && fs.Stat(path)->size > 0) Damage(&fs, path, &rng);
+  }
+  Scrubbed scrubbed;
+  Scrub(&fs, harness, reference, &scrubbed);
+  // Bits may have been flipped back, and bytes replaced by equal ones; all else is found.
+  auto losses = FindLosses(&fs, options, scrubbed.manifest, scrubbed.damaged, kMemory);
+  TERRACE_ASSERT_OK(losses.status());
+  auto repaired = RewriteStore(&fs, options, scrubbed.manifest, scrubbed.damaged, *losses, 2);
+  TERRACE_ASSERT_OK(repaired.status());
+  std::vector<Finding> findings;
+  TERRACE_ASSERT_OK(ScrubManifest(&fs, options, *repaired, &findings));
+  ASSERT_TRUE(findings.empty()) << findings[0].file << ": " << findings[0].what;
+
+  DiskQuota quota(kQuota);
+  auto store =
+      Store::Open(&fs, Clock::Real(), &quota, *harness.options(), *repaired, {&*repaired, 1});
+  TERRACE_ASSERT_OK(store.status());
+  ExpectHonest(RowsOf(store->get()), model, *losses);
+  // Nor does anything come back when files are rewritten and deletions end.
+  for (int round = 0; round < 4; ++round) {
+    const std::vector<Key> keys = harness.RandomKeys(&rng, 80);
+    const std::vector<std::byte> row = TestRow(1, 999, harness.options()->row_bytes);
+    const std::vector<const std::byte*> rows(keys.size(), row.data());
+    TERRACE_ASSERT_OK((*store)->Write(keys, rows, {}));
+    TERRACE_ASSERT_OK((*store)->Erase(keys));
+    TERRACE_ASSERT_OK((*store)->CompactNow());
+    RowMap left = model;
+    for (const Key key : keys) left.erase(key);
+    for (const auto& [key, value] : RowsOf(store->get())) {
+      ASSERT_TRUE(model.contains(key)) << std::hex << key << " came back";
+      ASSERT_EQ(value, model.at(key)) << std::hex << key;
+      ASSERT_TRUE(left.contains(key)) << std::hex << key << " was erased";
+    }
+  }
+}
+
+TEST(StoreRepair, OneDamagedFile) {
+  for (std::uint64_t seed = 1; seed <= 300 && !HasFailure(); ++seed) RepairOnce(seed, 1);
+}
+
+TEST(StoreRepair, ManyDamagedFiles) {
+  for (std::uint64_t seed = 1001; seed <= 1200 && !HasFailure(); ++seed) RepairOnce(seed, 12);
+}
+
+// An erased key whose deletion record is damaged stays erased.
+TEST(StoreRepair, ADamagedDeletionStaysOne) {
+  MemoryFileSystem fs;
+  StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
+  TERRACE_ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Write({1, 2, 3}));
+  TERRACE_ASSERT_OK(harness.Erase({2}));
+  TERRACE_ASSERT_OK(harness.Commit());
+  const std::string path = JoinPath(harness.options()->directory, ParameterFileName(2));
+  std::string bytes = ReadAll(&fs, path);
+  bytes[kBlockBytes + 30] ^= 1;
+  Replace(&fs, path, bytes);
+  Scrubbed scrubbed;
+  Scrub(&fs, harness, harness.manifests().at(1), &scrubbed);
+  ASSERT_EQ(scrubbed.damaged.size(), 1u);
+  EXPECT_EQ(scrubbed.damaged[0]->whole, 1u);
+  auto losses =
+      FindLosses(&fs, harness.scrub_options(), scrubbed.manifest, scrubbed.damaged, kMemory);
+  TERRACE_ASSERT_OK(losses.status());
+  EXPECT_TRUE(losses->dropped.empty());
+  auto repaired =
+      RewriteStore(&fs, harness.scrub_options(), scrubbed.manifest, scrubbed.damaged, *losses, 2);
+  TERRACE_ASSERT_OK(repaired.status());
+  DiskQuota quota(kQuota);
+  auto store = Store::Open(&fs, Clock::Real(), &quota, *harness.options(), *repaired, {});
+  TERRACE_ASSERT_OK(store.status());
+  EXPECT_EQ(RowsOf(store->get()), harness.model());
+}
+
+TEST(StoreRepair, TooManySuspectsAreAnError) {
+  MemoryFileSystem fs;
+  StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
+  TERRACE_ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Write({1, 2, 3}));
+  TERRACE_ASSERT_OK(harness.Write({4}));
+  TERRACE_ASSERT_OK(harness.Commit());
+  TERRACE_ASSERT_OK(fs.Remove(JoinPath(harness.options()->directory, ParameterFileName(2))));
+  Scrubbed scrubbed;
+  Scrub(&fs, harness, harness.manifests().at(1), &scrubbed);
+  auto losses = FindLosses(&fs, harness.scrub_options(), scrubbed.manifest, scrubbed.damaged, 100);
+  EXPECT_EQ(losses.status().code(), StatusCode::kOutOfMemory) << losses.status().ToString();
+  losses = FindLosses(&fs, harness.scrub_options(), scrubbed.manifest, scrubbed.damaged, kMemory);
+  TERRACE_ASSERT_OK(losses.status());
+  EXPECT_EQ(losses->outdated.size(), 3u);
+  EXPECT_EQ(losses->unknown_rows, 1u);
+}
+
+}  // namespace
+}  // namespace terrace

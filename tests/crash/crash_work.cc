@@ -1,0 +1,332 @@
+#include "crash/crash_work.h"
+
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "terrace/base/clock.h"
+#include "terrace/data/example_source.h"
+#include "terrace/train/run_scrub.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::uint64_t kKeys = 12'000;
+constexpr std::uint64_t kHotKeys = 1'500;  // Half of the work is on these.
+constexpr std::size_t kMostRows = 400;     // Of one step.
+constexpr std::size_t kKeep = 2;           // Checkpoints.
+constexpr std::uint64_t kIoBufferBytes = std::uint64_t{256} << 10;
+
+Key KeyAt(std::uint64_t i) { return MixKey(i * 77 + 5); }
+
+// The only bytes that a key may have at that generation; 0: as it is created.
+void FillRow(Key key, std::uint64_t generation, std::span<std::byte> row) {
+  const std::uint64_t seed = HashCombine(key, generation);
+  for (std::size_t i = 0; i < row.size(); i += sizeof(std::uint64_t)) {
+    const std::uint64_t word = HashCombine(seed, i);
+    std::memcpy(row.data() + i, &word, sizeof word);
+  }
+}
+
+Status CheckRow(Key key, std::uint64_t generation, const std::byte* row, std::size_t bytes) {
+  std::vector<std::byte> wanted(bytes);
+  FillRow(key, generation, wanted);
+  if (std::memcmp(row, wanted.data(), bytes) == 0) return OkStatus();
+  return InternalError(
+      fmt::format("key {:#x} has other bytes than those of its generation {:#x}", key, generation));
+}
+
+DenseState DenseOf(std::uint64_t id, std::uint64_t examples) {
+  DenseState state;
+  state.steps = examples;
+  state.names = {"value"};
+  state.buffers = {std::vector<float>(100, static_cast<float>(id))};
+  return state;
+}
+
+// The rows of a checkpoint are those of the snapshot, and no others.
+Status CheckRows(FileSystem* fs, RunFolder* run, const Checkpoint& checkpoint,
+                 const Snapshot& snapshot) {
+  std::uint64_t rows = 0;
+  for (const Checkpoint::StoreManifest& named : checkpoint.stores) {
+    StoreOptions options;
+    options.directory = run->ResolveDirectory(named.directory);
+    options.table = named.table;
+    options.shard = named.shard;
+    options.row_bytes = named.row_bytes;
+    options.io_buffer_bytes = kIoBufferBytes;
+    options.background_compaction = false;
+    options.read_only = true;
+    TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<Store> store,
+                             Store::Open(fs, Clock::Real(), nullptr, options, named.manifest, {}));
+    TERRACE_RETURN_IF_ERROR(
+        store->ForEachRow(std::uint64_t{4} << 20, [&](const RowView& view) -> Status {
+          const auto found = snapshot.rows.find(view.key);
+          if (found == snapshot.rows.end()) {
+            return InternalError(fmt::format("key {:#x} was not committed", view.key));
+          }
+          ++rows;
+          return CheckRow(view.key, found->second, view.row.data(), view.row.size());
+        }));
+  }
+  if (rows == snapshot.rows.size()) return OkStatus();
+  return InternalError(
+      fmt::format("{} rows are there, {} were committed", rows, snapshot.rows.size()));
+}
+
+Status CheckCheckpoint(FileSystem* fs, RunFolder* run, const CheckpointScrub& there,
+                       const Snapshot& snapshot) {
+  const Checkpoint& checkpoint = *there.checkpoint;
+  TERRACE_ASSIGN_OR_RETURN(const DenseState dense, run->ReadDense(checkpoint));
+  const DenseState wanted = DenseOf(snapshot.id, snapshot.examples);
+  if (checkpoint.cursor.examples != snapshot.examples || dense.steps != wanted.steps ||
+      dense.buffers != wanted.buffers) {
+    return InternalError("its cursor or dense state is another's");
+  }
+  return CheckRows(fs, run, checkpoint, snapshot);
+}
+
+}  // namespace
+
+void Expected::Apply(Note note, Snapshot snapshot) {
+  switch (note) {
+    case Note::kPending:
+      pending = std::move(snapshot);
+      break;
+    case Note::kDone:
+      kept[snapshot.id] = std::move(*pending);
+      pending.reset();
+      break;
+    case Note::kDropping:
+      dropping.insert(snapshot.id);
+      break;
+    case Note::kDeleting:
+      deleting = true;
+      break;
+    case Note::kDeleted:
+      *this = Expected();
+      break;
+  }
+}
+
+Result<Job> MakeWorkerJob(const std::string& run) {
+  const std::string yaml = fmt::format(
+      "seed: 1\noutput: {}\ndata: {{format: synthetic, rows: 1000, cardinality: 100}}\n"
+      "table: {{dim: 8, optimizer: {{type: adagrad, learning_rate: 0.1}}}}\n"
+      "network: {{type: dnn, hidden: [4]}}\n"
+      "training: {{batch: 512, minibatch: 512, threads: 1}}\n"
+      "memory: {{budget: 256MiB}}\n"
+      "ssd: {{quota: 1GiB, shards: 2, file_size: 64KiB, stale_share: 0.4, merge_gap: 16KiB}}\n",
+      run);
+  return ParseJob(yaml, "the harness's job", {});
+}
+
+Result<ModelPlan> MakeWorkerPlan(FileSystem* fs, const Job& job) {
+  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<ExampleSource> source,
+                           OpenSource(fs, job.train_data));
+  return MakeModelPlan(job, source->schema());
+}
+
+Worker::Worker(FileSystem* fs, Job job, ModelPlan plan, ExpectedState* expected,
+               const Options& options)
+    : fs_(fs),
+      job_(std::move(job)),
+      plan_(std::move(plan)),
+      expected_(expected),
+      options_(options),
+      rng_(options.seed),
+      next_generation_((options.round << 24) + 1) {}
+
+Status Worker::Work(bool anew) {
+  TERRACE_RETURN_IF_ERROR(anew ? StartAnew() : Open(RunFolder::Mode::kResume));
+  const std::uint64_t operations = 5 + rng_.Below(options_.most_operations);
+  for (std::uint64_t i = 0; i < operations; ++i) TERRACE_RETURN_IF_ERROR(Operation());
+  return OkStatus();
+}
+
+Status Worker::Operation() {
+  const std::uint64_t choice = rng_.Below(100);
+  if (choice < 60) return Step();
+  if (choice < 72) return Peek();
+  if (choice < 84) return TakeCheckpoint();
+  if (choice < 89) return Compact();
+  if (choice < 95) return cache_->WriteAhead(rng_.Below(2000));
+  if (choice < 99) return Open(RunFolder::Mode::kResume);
+  return StartAnew();
+}
+
+void Worker::Close() {
+  cache_.reset();
+  stores_.reset();
+  run_.reset();
+  quota_.reset();
+}
+
+Status Worker::Open(RunFolder::Mode mode) {
+  Close();
+  quota_ = std::make_unique<DiskQuota>(job_.ssd.quota_bytes);
+  TERRACE_ASSIGN_OR_RETURN(run_, RunFolder::Open(fs_, job_.output, mode, &job_));
+  TERRACE_ASSIGN_OR_RETURN(kept_, run_->ListCheckpoints());
+  TERRACE_RETURN_IF_ERROR(run_->RemoveStrays());
+  RunStores::Options options;
+  options.io_buffer_bytes = kIoBufferBytes;
+  options.background = options_.background;
+  if (kept_.empty()) {
+    TERRACE_ASSIGN_OR_RETURN(stores_, RunStores::Create(fs_, Clock::Real(), quota_.get(),
+                                                        run_.get(), job_, plan_, options));
+    rows_.clear();
+    examples_ = 0;
+  } else {
+    std::vector<Checkpoint> checkpoints;
+    for (const std::uint64_t id : kept_) {
+      TERRACE_ASSIGN_OR_RETURN(Checkpoint checkpoint, run_->ReadCheckpoint(id));
+      checkpoints.push_back(std::move(checkpoint));
+    }
+    TERRACE_ASSIGN_OR_RETURN(
+        stores_, RunStores::Open(fs_, Clock::Real(), quota_.get(), run_.get(), job_, plan_, options,
+                                 checkpoints.back(), checkpoints));
+    const Expected expected = expected_->Read();
+    const auto found = expected.kept.find(kept_.back());
+    if (found == expected.kept.end()) {
+      return InternalError(fmt::format("checkpoint {} was never committed", kept_.back()));
+    }
+    rows_ = found->second.rows;
+    examples_ = checkpoints.back().cursor.examples;
+  }
+  return MakeCache();
+}
+
+Status Worker::MakeCache() {
+  const RowSchema& schema = plan_.tables[0].schema;
+  RowCacheOptions options;
+  options.row_bytes = schema.row_bytes();
+  options.capacity_bytes = std::uint64_t{256} << 10;
+  options.chunk_bytes = std::uint64_t{16} << 10;
+  options.background = options_.background;
+  options.flush_bytes = std::uint64_t{32} << 10;
+  options.create_row = [bytes = schema.row_bytes()](Key key, std::byte* row) {
+    FillRow(key, 0, {row, bytes});
+  };
+  TERRACE_ASSIGN_OR_RETURN(cache_, RowCache::Create(options, Clock::Real(), stores_->table(0)));
+  return OkStatus();
+}
+
+std::vector<Key> Worker::RandomKeys() {
+  std::set<Key> keys;
+  const std::size_t n = 1 + rng_.Below(kMostRows);
+  while (keys.size() < n) keys.insert(KeyAt(rng_.Below(rng_.Below(2) == 0 ? kHotKeys : kKeys)));
+  return {keys.begin(), keys.end()};
+}
+std::uint64_t Worker::GenerationOf(Key key) const {
+  const auto found = rows_.find(key);
+  return found == rows_.end() ? 0 : found->second;
+}
+
+Status Worker::Step() {
+  const std::size_t bytes = plan_.tables[0].schema.row_bytes();
+  const std::vector<Key> keys = RandomKeys();
+  TERRACE_ASSIGN_OR_RETURN(PinnedRows pinned, cache_->Pin(keys));
+  for (std::size_t w = 0; w < keys.size(); ++w) {
+    TERRACE_RETURN_IF_ERROR(CheckRow(keys[w], GenerationOf(keys[w]), pinned.row(w), bytes));
+  }
+  // Some are only looked at.
+  const std::size_t trained = rng_.Below(4) == 0 ? rng_.Below(keys.size()) : keys.size();
+  for (std::size_t w = 0; w < trained; ++w) {
+    const std::uint64_t generation = next_generation_++;
+    FillRow(keys[w], generation, {pinned.row(w), bytes});
+    rows_[keys[w]] = generation;
+  }
+  pinned.MarkDirty(0, trained);
+  examples_ += trained;
+  return OkStatus();
+}
+
+Status Worker::Peek() {
+  const std::size_t bytes = plan_.tables[0].schema.row_bytes();
+  const std::vector<Key> keys = RandomKeys();
+  std::vector<std::byte> memory(keys.size() * bytes);
+  std::vector<std::byte*> rows;
+  for (std::size_t i = 0; i < keys.size(); ++i) rows.push_back(memory.data() + i * bytes);
+  std::vector<std::uint8_t> found(keys.size());
+  TERRACE_RETURN_IF_ERROR(cache_->Peek(keys, rows, found));
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if ((found[i] != 0) != rows_.contains(keys[i])) {
+      return InternalError(fmt::format("key {:#x} is {}", keys[i], found[i] ? "there" : "lost"));
+    }
+    if (found[i] == 0) continue;
+    TERRACE_RETURN_IF_ERROR(CheckRow(keys[i], GenerationOf(keys[i]), rows[i], bytes));
+  }
+  return OkStatus();
+}
+
+Status Worker::Compact() {
+  for (Store* store : stores_->table(0)) TERRACE_RETURN_IF_ERROR(store->CompactNow());
+  return OkStatus();
+}
+
+Status Worker::TakeCheckpoint() {
+  TERRACE_RETURN_IF_ERROR(cache_->FlushDirty());
+  Checkpoint checkpoint;
+  checkpoint.id = kept_.empty() ? 1 : kept_.back() + 1;
+  checkpoint.cursor.examples = examples_;
+  TERRACE_RETURN_IF_ERROR(expected_->Add(Note::kPending, {checkpoint.id, examples_, rows_}));
+  TERRACE_ASSIGN_OR_RETURN(checkpoint.stores, stores_->Commit(checkpoint.id));
+  TERRACE_ASSIGN_OR_RETURN(const FileDigest dense,
+                           run_->WriteDense(checkpoint.id, DenseOf(checkpoint.id, examples_)));
+  checkpoint.dense.push_back(dense);
+  checkpoint.job_yaml = JobToYaml(job_);
+  TERRACE_RETURN_IF_ERROR(run_->WriteCheckpoint(checkpoint));
+  TERRACE_RETURN_IF_ERROR(expected_->Add(Note::kDone, {checkpoint.id, 0, {}}));
+  kept_.push_back(checkpoint.id);
+  while (kept_.size() > kKeep) {
+    const std::uint64_t id = kept_.front();
+    TERRACE_RETURN_IF_ERROR(expected_->Add(Note::kDropping, {id, 0, {}}));
+    TERRACE_RETURN_IF_ERROR(run_->DropCheckpoint(id));
+    TERRACE_RETURN_IF_ERROR(stores_->Drop(id));
+    kept_.erase(kept_.begin());
+  }
+  return OkStatus();
+}
+
+Status Worker::StartAnew() {
+  TERRACE_RETURN_IF_ERROR(expected_->Add(Note::kDeleting, {}));
+  TERRACE_RETURN_IF_ERROR(Open(RunFolder::Mode::kOverwrite));
+  return expected_->Add(Note::kDeleted, {});
+}
+
+Status CheckRun(FileSystem* fs, const std::string& run_path, ExpectedState* state) {
+  const Expected expected = state->Read();
+  std::vector<Snapshot> there;
+  Result<std::unique_ptr<RunFolder>> run =
+      RunFolder::Open(fs, run_path, RunFolder::Mode::kScrub, nullptr);
+  Result<RunScrub> scrub = run.ok() ? ScrubRun(fs, run->get(), false) : run.status();
+  if (!scrub.ok() && scrub.status().code() != StatusCode::kNotFound) return scrub.status();
+  if (scrub.ok()) {
+    const std::vector<Finding> findings = scrub->Findings();
+    // A run that is being deleted loses its parts one after another, checkpoints first.
+    if (!findings.empty()) {
+      return InternalError(
+          fmt::format("{} at byte {}: {}", findings[0].file, findings[0].offset, findings[0].what));
+    }
+    for (const CheckpointScrub& checkpoint : scrub->checkpoints) {
+      const auto kept = expected.kept.find(checkpoint.id);
+      const bool pending = expected.pending && expected.pending->id == checkpoint.id;
+      if (kept == expected.kept.end() && !pending) {
+        return InternalError(fmt::format("checkpoint {} was never begun", checkpoint.id));
+      }
+      const Snapshot& snapshot = pending ? *expected.pending : kept->second;
+      TERRACE_RETURN_IF_ERROR(CheckCheckpoint(fs, run->get(), checkpoint, snapshot)
+                                  .WithContext(fmt::format("checkpoint {}", checkpoint.id)));
+      there.push_back(snapshot);
+    }
+  }
+  for (const auto& [id, snapshot] : expected.kept) {
+    if (expected.deleting || expected.dropping.contains(id)) continue;
+    bool found = false;
+    for (const Snapshot& one : there) found = found || one.id == id;
+    if (!found) return InternalError(fmt::format("checkpoint {} is gone", id));
+  }
+  return state->Restart(there);
+}
+
+}  // namespace terrace

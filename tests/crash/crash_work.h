@@ -1,0 +1,117 @@
+// What a run is put through when it is to be killed or to lose its power: random work of row cache,
+// stores and checkpoints, the state that is expected of it, and the comparison. What a worker is
+// about to commit, it notes first; what it has committed, afterwards. The check allows what lies
+// between the two and nothing else. Threads: one, but for those of the cache and the stores.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "terrace/base/rng.h"
+#include "terrace/base/status.h"
+#include "terrace/cache/row_cache.h"
+#include "terrace/io/file_system.h"
+#include "terrace/train/checkpoint.h"
+#include "terrace/train/job.h"
+#include "terrace/train/run_stores.h"
+
+namespace terrace {
+
+using Generations = std::unordered_map<Key, std::uint64_t>;
+
+// What a checkpoint holds: of each row the generation, from which its bytes follow.
+struct Snapshot {
+  std::uint64_t id = 0;
+  std::uint64_t examples = 0;
+  Generations rows;
+};
+
+enum class Note : std::uint64_t {
+  kPending = 1,  // About to commit this.
+  kDone,         // It is committed.
+  kDropping,     // About to drop a checkpoint.
+  kDeleting,     // About to delete the run.
+  kDeleted,      // There is an empty one.
+};
+
+struct Expected {
+  std::map<std::uint64_t, Snapshot> kept;
+  std::optional<Snapshot> pending;   // May be there.
+  std::set<std::uint64_t> dropping;  // May be gone.
+  bool deleting = false;             // All may be gone.
+
+  void Apply(Note note, Snapshot snapshot);
+};
+
+// Keeps the notes where no crash of the run can touch them.
+class ExpectedState {
+ public:
+  virtual ~ExpectedState() = default;
+  virtual Status Add(Note note, const Snapshot& snapshot) = 0;
+  virtual Expected Read() const = 0;
+  // These are there now, and nothing is on its way.
+  virtual Status Restart(const std::vector<Snapshot>& kept) = 0;
+};
+
+// A small job for a run in that folder, and its plan.
+Result<Job> MakeWorkerJob(const std::string& run);
+Result<ModelPlan> MakeWorkerPlan(FileSystem* fs, const Job& job);
+
+// A process's use of the run: opens what the newest checkpoint says and works on it.
+class Worker {
+ public:
+  struct Options {
+    std::uint64_t round = 1;  // Another for each use of the run.
+    std::uint64_t seed = 1;
+    bool background = true;  // Cache and stores have threads.
+    std::uint64_t most_operations = 60;
+  };
+  // Borrows fs and expected.
+  Worker(FileSystem* fs, Job job, ModelPlan plan, ExpectedState* expected, const Options& options);
+  // `anew`: begins by deleting the run. kInternal: something was not what it should be; other
+  // errors are those of the file system.
+  Status Work(bool anew);
+
+ private:
+  Status Operation();
+  void Close();
+  Status Open(RunFolder::Mode mode);
+  Status MakeCache();
+  std::vector<Key> RandomKeys();
+  std::uint64_t GenerationOf(Key key) const;
+  // Brings rows up, checks them, and changes them.
+  Status Step();
+  Status Peek();
+  Status Compact();
+  // In the order of the trainer.
+  Status TakeCheckpoint();
+  Status StartAnew();
+
+  FileSystem* const fs_;
+  const Job job_;
+  const ModelPlan plan_;
+  ExpectedState* const expected_;
+  const Options options_;
+  Rng rng_;
+  std::uint64_t next_generation_;
+  std::uint64_t examples_ = 0;
+  Generations rows_;  // As trained by now.
+  std::vector<std::uint64_t> kept_;
+  std::unique_ptr<DiskQuota> quota_;
+  std::unique_ptr<RunFolder> run_;
+  std::unique_ptr<RunStores> stores_;
+  std::unique_ptr<RowCache> cache_;
+};
+
+// Compares what lies in the folder with what is expected, whole and byte by byte, and restarts the
+// expected state from there. kInternal: something is lost, damaged, or there that should not be.
+Status CheckRun(FileSystem* fs, const std::string& run, ExpectedState* expected);
+
+}  // namespace terrace
