@@ -112,7 +112,8 @@ double AdmissionFilter::FullShare() const {
       full += (words[w] >> bit & mask) >= admit_after_ ? 1 : 0;
     }
   }
-  return static_cast<double>(full) / static_cast<double>(count * (64 / cell_bits_));
+  const std::uint64_t cells = count * 64 / cell_bits_;
+  return static_cast<double>(full) / static_cast<double>(cells);
 }
 
 Status AdmissionFilter::CheckHead() const {
