@@ -9,7 +9,8 @@ PATIENCE_SECONDS = 300
 
 
 def test_every_point_has_its_test():
-    assert sync_points.HARNESS | sync_points.TRAINER | sync_points.REPAIR == sync_points.ALL
+    assert sync_points.ROW_LIFE <= sync_points.STORAGE
+    assert sync_points.HARNESS | sync_points.ROW_LIFE | sync_points.TRAINER | sync_points.REPAIR == sync_points.ALL
     assert len(sync_points.HARNESS) > 30
 
 
