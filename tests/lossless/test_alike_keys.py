@@ -28,15 +28,16 @@ def unmix(hashed):
 
 def alike_categories(rng, enough):
     """slot -> categories, at least so many, whose keys share the bits of one of few prefixes."""
-    rest = numpy.arange(1 << 23, dtype=numpy.uint64)
     wanted = [FIRST_CATEGORY_SLOT + column for column in COLUMNS]
     found = {slot: [] for slot in wanted}
     for _ in range(PREFIXES):
         prefix = numpy.uint64(rng.getrandbits(INDEX_BITS)) << numpy.uint64(64 - INDEX_BITS)
-        keys = unmix(prefix | rest)
-        slots = keys >> numpy.uint64(48)
-        for slot in wanted:
-            found[slot].extend((keys[slots == slot] & numpy.uint64((1 << 48) - 1)).tolist())
+        # In parts: the memory of this process counts as its children's, which other tests limit.
+        for first in range(0, 1 << 23, 1 << 18):
+            keys = unmix(prefix | numpy.arange(first, first + (1 << 18), dtype=numpy.uint64))
+            slots = keys >> numpy.uint64(48)
+            for slot in wanted:
+                found[slot].extend((keys[slots == slot] & numpy.uint64((1 << 48) - 1)).tolist())
     assert all(len(categories) >= enough for categories in found.values())
     return found
 

@@ -79,7 +79,8 @@ def test_sample(terrace, workspace, job, reference, sample_seed):
         interrupt = settings.pop("interrupt")
         run = harness.Run(terrace, folder, job, **settings)
         train(run, interrupt, rng)
-        if settings["memory.budget"] == jobs.SMALL_BUDGET:
+        # What a resumed run says is of its last process, which may have had little left to do.
+        if settings["memory.budget"] == jobs.SMALL_BUDGET and interrupt is None:
             assert run.summary()["cache"]["evictions"] > 0, "nothing was evicted: the budget is not small"
         harness.assert_same(reference, run.result(), f"with {settings}, interrupt={interrupt}")
         run.verify()
