@@ -17,7 +17,7 @@ struct RawAllocator : std::allocator<T> {
   };
   RawAllocator() = default;
   template <typename U>
-  RawAllocator(const RawAllocator<U>& /*other*/) {}
+  RawAllocator(const RawAllocator<U>& /*other*/) {}  // NOLINT: allocators convert by design.
 
   // A new element without a value. With one it is constructed as ever.
   template <typename U>
