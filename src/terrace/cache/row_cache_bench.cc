@@ -67,6 +67,8 @@ class NullStore final : public Store {
   }
   Status CompactNow() override { return OkStatus(); }
   void SetKeepFree(std::uint64_t /*bytes*/) override {}
+  void SetHolder(RowHolder* /*holder*/) override {}  // Nothing expires in it.
+  void WantSweep() override {}
   StoreStats stats() const override { return {}; }
   std::uint64_t index_bytes() const override { return 0; }
   Status background_status() const override { return OkStatus(); }

@@ -216,10 +216,10 @@ class Store {
 
   // Sweeps keep the keys of `holder` from now on; null: nobody holds any. Blocks: while a sweep
   // asks the last one.
-  virtual void SetHolder(RowHolder* /*holder*/) {}
+  virtual void SetHolder(RowHolder* holder) = 0;
   // RowExpiry::points() may have grown: sweeps soon, or, without background compaction, with the
   // next Write.
-  virtual void WantSweep() {}
+  virtual void WantSweep() = 0;
 
   virtual StoreStats stats() const = 0;
   virtual std::uint64_t index_bytes() const = 0;  // As in stats(), cheap.

@@ -34,6 +34,8 @@ class FakeStore final : public Store {
                     const std::function<Status(const RowView&)>& visit) override;
   Status CompactNow() override;
   void SetKeepFree(std::uint64_t /*bytes*/) override {}
+  void SetHolder(RowHolder* /*holder*/) override {}  // Nothing expires in it.
+  void WantSweep() override {}
   StoreStats stats() const override;
   std::uint64_t index_bytes() const override { return 0; }
   Status background_status() const override { return OkStatus(); }
