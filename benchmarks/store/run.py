@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Terrace's store beside RocksDB on the same work, one after the other in one run:
+
+  run.py [--keys 20000000] [--scratch FOLDER] [--output FIGURES.json]
+
+scripts/setup-peers installs RocksDB; scripts/build then builds the program. Each system runs alone in a process
+and, where this user may make one, in a control group of --limit-mib of memory, which counts the page cache
+too. Figures of different machines, or of different minutes of a shared one, don't compare: read the ratios.
+"""
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import platform
+import shutil
+import statistics
+import subprocess
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+PROGRAM = ROOT / "build/benchmarks/peers_bench"
+GROUPS = pathlib.Path("/sys/fs/cgroup/memory")
+SYSTEMS = ("terrace", "rocksdb")
+
+
+@contextlib.contextmanager
+def memory_limit(mib):
+    """What to put before a command so that it and its page cache have so much memory; empty where that can't be."""
+    group = GROUPS / f"terrace-bench-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(mib << 20))
+    except OSError as error:
+        print(f"no limit of memory: {error}")
+        yield []
+        return
+    try:
+        yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "enter"]
+    finally:
+        group.rmdir()
+
+
+def measure(system, options):
+    scratch = tempfile.mkdtemp(prefix="terrace-bench-", dir=options.scratch)
+    command = [PROGRAM, "--system", system, "--folder", scratch, "--keys", options.keys, "--row-bytes", options.row_bytes,
+               "--repeats", options.repeats, "--update-seconds", options.update_seconds, "--threads", os.cpu_count(),
+               "--seed", options.seed]
+    for batch in options.batch:
+        command += ["--batch", batch]
+    try:
+        with memory_limit(options.limit_mib) as prefix:
+            result = subprocess.run([*prefix, *map(str, command)], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    finally:
+        shutil.rmtree(scratch)
+    if result.returncode != 0:
+        raise SystemExit(f"{system}: exit {result.returncode}\n{result.stderr[-3000:]}")
+    return json.loads(result.stdout)
+
+
+def rows_of(figures):
+    """What is compared: (work, unit, figure by system, aim); a figure is (median, least, most)."""
+    def each(get):
+        spread = {system: get(figures[system]) for system in SYSTEMS}
+        return {s: (statistics.median(v), min(v), max(v)) if isinstance(v, list) else (v, v, v) for s, v in spread.items()}
+
+    aims = {"20000": 1.3, "200000": 2.8, "1000000": 6.0}
+    yield "first load, settled", each(lambda f: f["load"]["keys_per_second"]), 20
+    for batch in figures["terrace"]["read"]:
+        yield f"read {int(batch):,}", each(lambda f: f["read"][batch]["keys_per_second"]), aims.get(batch)
+    yield "writes, burst", each(lambda f: f["burst"]["keys_per_second"]), 20
+    yield "writes, compaction paid", each(lambda f: f["sustained"]["keys_per_second"]), 10
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keys", type=int, default=20_000_000)
+    parser.add_argument("--row-bytes", type=int, default=128)
+    parser.add_argument("--batch", type=int, nargs="+", default=[20_000, 200_000, 1_000_000])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--update-seconds", type=float, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--limit-mib", type=int, default=1024)
+    parser.add_argument("--scratch", help="folder on the disk that is measured (default: the system's temporary one)")
+    parser.add_argument("--output", help="JSON file for all figures")
+    options = parser.parse_args()
+    if not PROGRAM.exists():
+        raise SystemExit(f"no {PROGRAM}: run scripts/setup-peers, then scripts/build")
+    processor = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    print(f"machine: {processor}, {os.cpu_count()} cores, Linux {platform.release()}; {options.keys:,} keys of {options.row_bytes} B, "
+          f"a limit of {options.limit_mib} MiB each")
+    figures = {system: measure(system, options) for system in SYSTEMS}
+
+    print(f"{'thousand keys a second':>26} {'Terrace':>28} {'RocksDB':>28} {'ratio':>7} {'aim':>5}")
+    for work, rates, aim in rows_of(figures):
+        cells = ["{:,.0f} ({:,.0f}..{:,.0f})".format(*(x / 1000 for x in rates[system])) for system in SYSTEMS]
+        ratio = rates["terrace"][0] / rates["rocksdb"][0]
+        print(f"{work:>26} {cells[0]:>28} {cells[1]:>28} {ratio:>7.2f} {aim if aim else '-':>5}")
+    for batch in figures["terrace"]["read"]:
+        cpu = {system: statistics.median(figures[system]["read"][batch]["cpu_seconds_per_key"]) for system in SYSTEMS}
+        read = {system: statistics.median(figures[system]["read"][batch]["read_bytes_per_key"]) for system in SYSTEMS}
+        print(f"CPU a key, read {int(batch):,}: {cpu['terrace'] * 1e6:.2f} and {cpu['rocksdb'] * 1e6:.2f} us, "
+              f"1/{cpu['rocksdb'] / cpu['terrace']:.1f} (aim 1/8); from the disk {read['terrace']:,.0f} and {read['rocksdb']:,.0f} B")
+    for system in SYSTEMS:
+        figure = figures[system]
+        write = figure["sustained"]
+        print(f"{system}: write amplification {figure['load']['write_amplification']:.2f} of the load, "
+              f"{write['write_amplification']:.2f} sustained at {write['space']:.2f} times the rows' space; longest write "
+              f"{write['longest_write_seconds']:.2f} s (median {write['median_write_seconds']:.3f}); "
+              f"peak memory {figure['peak_memory_bytes'] / 1e6:,.0f} MB")
+    if options.output:
+        pathlib.Path(options.output).write_text(json.dumps({"machine": processor, "figures": figures}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

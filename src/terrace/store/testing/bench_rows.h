@@ -1,0 +1,88 @@
+// BenchRows: the keys and rows of a benchmark of stores. Rows are incompressible and say their key
+// and how often they were written, so that every row that is read can be checked. Threads: one.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "terrace/base/ids.h"
+#include "terrace/base/rng.h"
+
+namespace terrace {
+
+class BenchRows {
+ public:
+  // keys: of the store; row_bytes: 8 at least.
+  BenchRows(std::uint64_t keys, std::size_t row_bytes, std::uint64_t seed)
+      : key_count_(keys), row_bytes_(row_bytes), rng_(seed) {}
+
+  // Chooses keys [begin, begin + n) of the store, for its first load.
+  void ChooseRange(std::uint64_t begin, std::uint64_t n) {
+    Resize(n);
+    for (std::uint64_t i = 0; i < n; ++i) keys_[i] = KeyAt(begin + i);
+  }
+  // Chooses n distinct keys in random order: one of each of n equal ranges, shuffled. REQUIRES: n
+  // at most keys.
+  void ChooseUniform(std::uint64_t n) {
+    Resize(n);
+    const std::uint64_t start = rng_.Below(key_count_);
+    for (std::uint64_t i = 0; i < n; ++i) {
+      const std::uint64_t begin = i * key_count_ / n, end = (i + 1) * key_count_ / n;
+      keys_[i] = KeyAt((start + begin + rng_.Below(end - begin)) % key_count_);
+    }
+    for (std::uint64_t i = n; i > 1; --i) std::swap(keys_[i - 1], keys_[rng_.Below(i)]);
+  }
+
+  // Makes the chosen keys' rows, as written for the generation-th time.
+  void Make(std::uint64_t generation) {
+    for (std::size_t k = 0; k < keys_.size(); ++k) {
+      std::byte* row = bytes_.data() + k * row_bytes_;
+      for (std::size_t at = 0; at < row_bytes_; at += 8) {
+        const std::uint64_t word = at == 0 ? generation : HashCombine(keys_[k], generation + at);
+        std::memcpy(row + at, &word, std::min<std::size_t>(8, row_bytes_ - at));
+      }
+    }
+  }
+  // Whether each of the chosen keys was found, with a row of some generation.
+  bool AllRight() const {
+    for (std::size_t k = 0; k < keys_.size(); ++k) {
+      if (found_[k] == 0) return false;
+      const std::byte* row = bytes_.data() + k * row_bytes_;
+      std::uint64_t generation, word;
+      std::memcpy(&generation, row, 8);
+      for (std::size_t at = 8; at + 8 <= row_bytes_; at += 8) {
+        std::memcpy(&word, row + at, 8);
+        if (word != HashCombine(keys_[k], generation + at)) return false;
+      }
+    }
+    return true;
+  }
+
+  std::span<const Key> keys() const { return keys_; }
+  std::span<std::byte> bytes() { return bytes_; }  // (keys, row_bytes)
+  std::span<std::uint8_t> found() { return found_; }
+  Rng* rng() { return &rng_; }
+
+ private:
+  // A bijection, so that keys are distinct.
+  static Key KeyAt(std::uint64_t i) { return MixKey(i ^ 0x5555); }
+  void Resize(std::uint64_t n) {
+    keys_.resize(n);
+    bytes_.resize(n * row_bytes_);
+    found_.assign(n, 0);
+  }
+
+  const std::uint64_t key_count_;
+  const std::size_t row_bytes_;
+  Rng rng_;
+  std::vector<Key> keys_;
+  std::vector<std::byte> bytes_;
+  std::vector<std::uint8_t> found_;
+};
+
+}  // namespace terrace
