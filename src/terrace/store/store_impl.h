@@ -21,6 +21,7 @@
 #include "terrace/io/write_queue.h"
 #include "terrace/store/index.h"
 #include "terrace/store/key_index.h"
+#include "terrace/store/key_windows.h"
 #include "terrace/store/manifest.h"
 #include "terrace/store/parameter_file.h"
 #include "terrace/store/store.h"
@@ -138,8 +139,7 @@ class StoreImpl final : public Store {
   // --- store_open.cc
   Result<FilePtr> OpenFile(const Manifest::File& file);
   Status BuildIndex(const std::vector<FilePtr>& files) TERRACE_EXCLUDES(mu_);
-  Status MergeKeys(const std::vector<FilePtr>& files, std::vector<SectionCursor>* cursors)
-      TERRACE_EXCLUDES(mu_);
+  Status MergeKeys(const std::vector<FilePtr>& files, KeyWindows* windows) TERRACE_EXCLUDES(mu_);
   Status FlushIndexBatch(IndexBatch* batch, int kind) TERRACE_EXCLUDES(mu_);
   Status NameKept(std::span<const ManifestReference> kept, const Manifest& newest)
       TERRACE_EXCLUDES(mu_);

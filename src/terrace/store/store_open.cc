@@ -9,7 +9,6 @@
 
 #include "terrace/base/check.h"
 #include "terrace/base/sync_point.h"
-#include "terrace/store/merge.h"
 #include "terrace/store/store_impl.h"
 
 namespace terrace {
@@ -19,7 +18,6 @@ constexpr std::string_view kFilePrefix = "rows-";
 constexpr std::string_view kManifestPrefix = "manifest-";
 // Of the buffers with which the key sections are merged, all together; at least two blocks a file.
 constexpr std::uint64_t kRecoveryBytes = std::uint64_t{16} << 20;
-constexpr std::uint32_t kNoFile = ~std::uint32_t{0};
 
 bool IsOurs(const std::string& name) {
   return name.starts_with(kFilePrefix) || name.starts_with(kManifestPrefix);
@@ -316,61 +314,28 @@ Status StoreImpl::FlushIndexBatch(IndexBatch* batch, int kind) {
   return OkStatus();
 }
 
-Status StoreImpl::MergeKeys(const std::vector<FilePtr>& files,
-                            std::vector<SectionCursor>* cursors) {
-  const auto entry_of = [&](std::uint32_t f) {
-    KeyEntry entry;
-    __builtin_memcpy(&entry, (*cursors)[f].entry((*cursors)[f].index()), sizeof entry);
-    return entry;
-  };
-  MergeHeap heap;
-  for (std::uint32_t f = 0; f < files.size(); ++f) {
-    TERRACE_RETURN_IF_ERROR((*cursors)[f].Fill());
-    heap.Push(MixKey(entry_of(f).key), f);
-  }
+Status StoreImpl::MergeKeys(const std::vector<FilePtr>& files, KeyWindows* windows) {
   IndexBatch batch;
-  while (!heap.empty()) {
-    const std::uint64_t hash = heap.top().hash;
-    // All versions of one key come one after another; the newest has the greatest sequence, and of
-    // two copies the one in the younger file.
-    std::uint64_t newest = 0;
-    std::uint32_t newest_file = kNoFile;
-    std::uint64_t newest_row = 0;
-    while (!heap.empty() && heap.top().hash == hash) {
-      const std::uint32_t f = heap.top().source;
-      SectionCursor& cursor = (*cursors)[f];
-      const std::uint64_t version = entry_of(f).version;
-      if (newest_file == kNoFile || SequenceOf(version) >= SequenceOf(newest)) {
-        if (newest_file != kNoFile) ++files[newest_file]->stale;
-        newest = version;
-        newest_file = f;
-        newest_row = cursor.index();
-      } else {
-        ++files[f]->stale;
+  while (true) {
+    TERRACE_ASSIGN_OR_RETURN(const std::span<const KeyVersion> window, windows->Next());
+    if (window.empty()) return OkStatus();
+    for (std::size_t i = 0; i < window.size();) {
+      // The newest version of a key has the greatest sequence, and of two copies the one in the
+      // younger file.
+      const KeyVersion* newest = &window[i];
+      for (++i; i < window.size() && window[i].hash == newest->hash; ++i) {
+        const KeyVersion* other = &window[i];
+        if (SequenceOf(other->version) >= SequenceOf(newest->version)) std::swap(newest, other);
+        ++files[other->source]->stale;
       }
-      cursor.Advance();
-      if (cursor.done()) {
-        heap.PopTop();
-        continue;
-      }
-      if (cursor.needs_fill()) TERRACE_RETURN_IF_ERROR(cursor.Fill());
-      const std::uint64_t next = MixKey(entry_of(f).key);
-      if (next <= hash) {
-        return CorruptionError(fmt::format("{}: the keys at offset {} are out of order",
-                                           files[f]->path, cursor.entry_offset(cursor.index())));
-      }
-      heap.ReplaceTop(next);
+      const int kind = IsDeletion(newest->version) ? 1 : 0;
+      if (kind == 1) ++files[newest->source]->live_deletions;
+      batch.hashes[kind].push_back(newest->hash);
+      batch.places[kind].push_back(MakePlace(files[newest->source]->slot, newest->row));
     }
-    const int kind = IsDeletion(newest) ? 1 : 0;
-    if (kind == 1) ++files[newest_file]->live_deletions;
-    batch.hashes[kind].push_back(hash);
-    batch.places[kind].push_back(MakePlace(files[newest_file]->slot, newest_row));
-    if (batch.hashes[kind].size() == kIndexBatch) {
-      TERRACE_RETURN_IF_ERROR(FlushIndexBatch(&batch, kind));
-    }
+    TERRACE_RETURN_IF_ERROR(FlushIndexBatch(&batch, 0));
+    TERRACE_RETURN_IF_ERROR(FlushIndexBatch(&batch, 1));
   }
-  TERRACE_RETURN_IF_ERROR(FlushIndexBatch(&batch, 0));
-  return FlushIndexBatch(&batch, 1);
 }
 
 Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files) {
@@ -382,12 +347,15 @@ Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files) {
   std::vector<SectionCursor> cursors;
   std::vector<RunningChecksum> checksums(files.size());
   cursors.reserve(files.size());
+  std::uint64_t entries = 0;
   for (std::uint32_t f = 0; f < files.size(); ++f) {
+    entries += files[f]->info.rows;
     cursors.emplace_back(files[f]->file.get(), files[f]->info.keys_offset, kKeyEntryBytes,
                          files[f]->info.rows, buffer.span().subspan(f * share, share));
     cursors.back().set_checksum(&checksums[f]);
   }
-  const Status merged = MergeKeys(files, &cursors);
+  KeyWindows windows(cursors, entries);
+  const Status merged = MergeKeys(files, &windows);
   for (std::uint32_t f = 0; f < files.size(); ++f) {
     read_bytes_.fetch_add(cursors[f].bytes_read(), std::memory_order_relaxed);
     if (!merged.ok() || checksums[f].Digest() == files[f]->info.keys_checksum) continue;
