@@ -76,6 +76,18 @@ struct KeyPlanner::TableMaps {
   std::vector<Key> keys;              // (local rows, and one more at least)
   std::vector<std::uint32_t> counts;  // (local rows)
 
+  // The number of `key` in the mini-batch; a new one is the next of `count`. Whether a key is new
+  // is anyone's guess: without a branch nothing is lost on a wrong one.
+  std::uint32_t LocalRow(Key key, std::uint64_t hash, std::uint32_t stamp, std::uint32_t* count) {
+    KeyMap::Slot* slot = minibatch.Find(key, hash, stamp);
+    const bool fresh = slot->stamp != stamp;
+    const std::uint32_t number = fresh ? *count : slot->number;
+    *slot = {key, stamp, number};
+    keys[*count] = key;
+    *count += fresh ? 1 : 0;
+    return number;
+  }
+
   // Slots for so many occurrences, at most five sixths of them full, and most often a third.
   static std::uint64_t MinibatchSlots(std::size_t occurrences) {
     return occurrences + occurrences / 5 + 1;
@@ -83,6 +95,26 @@ struct KeyPlanner::TableMaps {
   // Slots for so many keys, at most half of them full.
   static std::uint64_t SetSlots(std::size_t keys) { return 2 * std::uint64_t{keys}; }
 };
+
+// With one table every occurrence goes to the same map, which may have left the second cache for a
+// while.
+void KeyPlanner::FindLocalRowsOfTable(std::span<const Key> keys, std::uint32_t stamp,
+                                      TableMaps* maps, std::uint32_t* local_row) {
+  constexpr std::size_t kAhead = 16;  // Occurrences.
+  std::uint64_t hashes[kAhead];
+  std::uint32_t count = 0;
+  const auto prefetch = [&](std::size_t k) {
+    hashes[k % kAhead] = MixKey(keys[k]);
+    maps->minibatch.Prefetch(hashes[k % kAhead]);
+  };
+  for (std::size_t k = 0; k < std::min(kAhead, keys.size()); ++k) prefetch(k);
+  for (std::size_t k = 0; k < keys.size(); ++k) {
+    const std::uint64_t hash = hashes[k % kAhead];
+    if (k + kAhead < keys.size()) prefetch(k + kAhead);
+    local_row[k] = maps->LocalRow(keys[k], hash, stamp, &count);
+  }
+  maps->key_count = count;
+}
 
 KeyPlanner::KeyPlanner(std::vector<PlannedSlot> slots, std::size_t tables,
                        std::uint32_t minibatch_size, std::uint64_t max_bytes)
@@ -245,34 +277,16 @@ void KeyPlanner::FindLocalRows(const Batch& batch, std::uint32_t begin, std::uin
   const std::size_t local_at = item->local_row.size();
   item->local_row.resize(local_at + (last - first));
   std::uint32_t* local_row = item->local_row.data() + local_at;
-  constexpr std::size_t kAhead =
-      16;  // Occurrences; the map may have left the second cache for a while.
-  const Key* keys = batch.keys.data();
-  // With one table every occurrence goes to the same map, and slots need not be followed.
+  const std::span<const Key> keys(batch.keys.data() + first, last - first);
+  if (tables_ == 1) {
+    FindLocalRowsOfTable(keys, minibatch_stamp_, maps_[0].get(), local_row);
+    return;
+  }
   std::size_t cell = 0;  // example * slots + slot
-  std::uint64_t hashes[kAhead];
-  auto prefetch = [&](std::size_t k) {
-    hashes[k % kAhead] = MixKey(keys[k]);
-    if (tables_ == 1) maps_[0]->minibatch.Prefetch(hashes[k % kAhead]);
-  };
-  for (std::size_t k = first; k < std::min(first + kAhead, last); ++k) prefetch(k);
-  for (std::size_t k = first; k < last; ++k) {
-    std::uint32_t t = 0;
-    if (tables_ > 1) {
-      while (key_begin[cell + 1] <= k) ++cell;
-      t = slots_[cell % slots].table;
-    }
-    const std::uint64_t hash = hashes[k % kAhead];
-    if (k + kAhead < last) prefetch(k + kAhead);
-    TableMaps& maps = *maps_[t];
-    // Whether a key is new is anyone's guess: without a branch nothing is lost on a wrong one.
-    KeyMap::Slot* slot = maps.minibatch.Find(keys[k], hash, minibatch_stamp_);
-    const bool fresh = slot->stamp != minibatch_stamp_;
-    const std::uint32_t number = fresh ? maps.key_count : slot->number;
-    *slot = {keys[k], minibatch_stamp_, number};
-    maps.keys[maps.key_count] = keys[k];
-    maps.key_count += fresh ? 1 : 0;
-    local_row[k - first] = number;
+  for (std::size_t k = 0; k < keys.size(); ++k) {
+    while (key_begin[cell + 1] <= first + k) ++cell;
+    TableMaps& maps = *maps_[slots_[cell % slots].table];
+    local_row[k] = maps.LocalRow(keys[k], MixKey(keys[k]), minibatch_stamp_, &maps.key_count);
   }
 }
 

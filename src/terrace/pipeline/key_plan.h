@@ -64,6 +64,8 @@ class KeyPlanner {
   Result<bool> AddMinibatch(WorkItem* item, std::uint32_t begin, std::uint32_t end,
                             std::span<const std::size_t> max_rows, std::uint32_t* full_table);
   void FindLocalRows(const Batch& batch, std::uint32_t begin, std::uint32_t end, WorkItem* item);
+  static void FindLocalRowsOfTable(std::span<const Key> keys, std::uint32_t stamp, TableMaps* maps,
+                                   std::uint32_t* local_row);
   // The rows of the mini-batch in the set.
   Status FindWorkingRows(TableMaps* maps, TableWork* table);
   void Invert(const Batch& batch, std::uint32_t begin, std::uint32_t end, WorkItem* item);
