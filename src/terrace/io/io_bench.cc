@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +15,7 @@
 #include "terrace/base/clock.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
+#include "terrace/base/testing/bench_flags.h"
 #include "terrace/io/file_system.h"
 
 namespace terrace {
@@ -26,7 +26,7 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
 struct Settings {
   std::string folder = ".";
-  std::uint64_t file_bytes = 1024 * kMiB;
+  std::uint64_t mib = 1024;
   int repeats = 5;
   std::uint64_t seed = 1;
   std::vector<std::uint64_t> sizes = {64 << 10, 256 << 10, 1 << 20, 4 << 20};
@@ -63,7 +63,7 @@ Status MakeFile(FileSystem* fs, const std::string& path, const Settings& setting
     const std::uint64_t word = rng.Next();
     std::memcpy(chunk.data() + i, &word, sizeof(word));
   }
-  for (std::uint64_t at = 0; at < settings.file_bytes; at += chunk.size()) {
+  for (std::uint64_t at = 0; at < settings.mib * kMiB; at += chunk.size()) {
     for (std::uint64_t block = 0; block < chunk.size(); block += kBlockBytes) {
       const std::uint64_t stamp = Stamp(settings.seed, (at + block) / kBlockBytes);
       std::memcpy(chunk.data() + block, &stamp, sizeof(stamp));
@@ -89,7 +89,7 @@ Status CheckRead(const ReadRequest& request, const Settings& settings) {
 // One pass; batches of four times the depth, so that the queue stays full between their ends.
 Result<double> Pass(const Case& shape, const Settings& settings, File* file, ReadQueue* queue,
                     std::span<std::byte> arena, int repeat, Outcome* outcome) {
-  const std::uint64_t places = settings.file_bytes / shape.size;
+  const std::uint64_t places = settings.mib * kMiB / shape.size;
   const std::uint64_t total = shape.sequential ? places : settings.random_reads;
   const std::uint64_t batch = arena.size() / shape.size;
   Rng rng(HashCombine(settings.seed, static_cast<std::uint64_t>(repeat)));
@@ -207,47 +207,10 @@ Status RunAll(const Settings& settings) {
   TERRACE_RETURN_IF_ERROR(status);
   TERRACE_RETURN_IF_ERROR(removed);
   std::printf("%llu MiB read directly, seed %llu, median of %d\n",
-              static_cast<unsigned long long>(settings.file_bytes / kMiB),
+              static_cast<unsigned long long>(settings.mib),
               static_cast<unsigned long long>(settings.seed), settings.repeats);
   Print(cases, outcomes);
   return OkStatus();
-}
-
-bool ParseNumber(const std::string& text, std::uint64_t* value) {
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
-  return error == std::errc() && end == text.data() + text.size() && *value > 0;
-}
-
-bool ParseArguments(const std::vector<std::string>& arguments, Settings* settings) {
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i] == "--tiny") {
-      settings->file_bytes = 8 * kMiB;
-      settings->repeats = 1;
-      settings->sizes = {256 << 10, 1 << 20};
-      settings->depths = {1, 8};
-      settings->random_reads = 256;
-      continue;
-    }
-    if (i + 1 == arguments.size()) return false;
-    const std::string& name = arguments[i];
-    const std::string& text = arguments[++i];
-    std::uint64_t number = 0;
-    if (name == "--folder") {
-      settings->folder = text;
-      continue;
-    }
-    if (!ParseNumber(text, &number)) return false;
-    if (name == "--mib") {
-      settings->file_bytes = (number + 3) / 4 * 4 * kMiB;  // Whole chunks, and whole reads.
-    } else if (name == "--repeats") {
-      settings->repeats = static_cast<int>(std::min<std::uint64_t>(number, 1000));
-    } else if (name == "--seed") {
-      settings->seed = number;
-    } else {
-      return false;
-    }
-  }
-  return true;
 }
 
 }  // namespace
@@ -255,11 +218,23 @@ bool ParseArguments(const std::vector<std::string>& arguments, Settings* setting
 
 int main(int argc, char** argv) {
   terrace::Settings settings;
-  if (!terrace::ParseArguments(std::vector<std::string>(argv + 1, argv + argc), &settings)) {
-    std::fprintf(stderr,
-                 "usage: io_bench [--tiny] [--folder F] [--mib N] [--repeats R] [--seed S]\n");
+  terrace::BenchFlags flags([&] {
+    settings.mib = 8;
+    settings.repeats = 1;
+    settings.sizes = {256 << 10, 1 << 20};
+    settings.depths = {1, 8};
+    settings.random_reads = 256;
+  });
+  flags.Add("folder", &settings.folder);
+  flags.Add("mib", &settings.mib);
+  flags.Add("repeats", &settings.repeats);
+  flags.Add("seed", &settings.seed);
+  if (!flags.Parse(argc, argv)) return 2;
+  if (settings.mib == 0 || settings.repeats <= 0) {
+    std::fprintf(stderr, "io_bench: all numbers must be positive\n");
     return 2;
   }
+  settings.mib = (settings.mib + 3) / 4 * 4;  // Whole chunks, and whole reads.
   terrace::Status status = terrace::RunAll(settings);
   if (status.ok()) return 0;
   std::fprintf(stderr, "io_bench: %s\n", status.ToString().c_str());

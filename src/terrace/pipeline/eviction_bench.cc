@@ -21,6 +21,7 @@
 #include "terrace/base/clock.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
+#include "terrace/base/testing/bench_flags.h"
 #include "terrace/cache/eviction_policy.h"
 #include "terrace/data/click_log_generator.h"
 #include "terrace/data/example_source.h"
@@ -635,33 +636,18 @@ void Run(const Settings& settings) {
 
 int main(int argc, char** argv) {
   terrace::Settings settings;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const auto value = [&]() -> std::uint64_t {
-      return i + 1 < argc ? std::strtoull(argv[++i], nullptr, 10) : 0;
-    };
-    if (argument == "--tiny") {
-      settings.examples = 8192;
-      settings.cardinality = 20'000;
-      settings.batch = 256;
-      settings.minibatch = 64;
-    } else if (argument == "--examples") {
-      settings.examples = value();
-    } else if (argument == "--batch") {
-      settings.batch = static_cast<std::uint32_t>(value());
-    } else if (argument == "--minibatch") {
-      settings.minibatch = static_cast<std::uint32_t>(value());
-    } else if (argument == "--sets") {
-      settings.sets = value();
-    } else if (argument == "--trace" && i + 1 < argc) {
-      settings.only = argv[++i];
-    } else {
-      std::fprintf(stderr,
-                   "usage: eviction_bench [--tiny] [--examples N] [--batch N] [--minibatch N] "
-                   "[--sets N] [--trace NAME]\n");
-      return 2;
-    }
-  }
+  terrace::BenchFlags flags([&] {
+    settings.examples = 8192;
+    settings.cardinality = 20'000;
+    settings.batch = 256;
+    settings.minibatch = 64;
+  });
+  flags.Add("examples", &settings.examples);
+  flags.Add("batch", &settings.batch);
+  flags.Add("minibatch", &settings.minibatch);
+  flags.Add("sets", &settings.sets);
+  flags.Add("trace", &settings.only);
+  if (!flags.Parse(argc, argv)) return 2;
   if (settings.examples < 1024 || settings.minibatch == 0 || settings.sets == 0 ||
       settings.batch < settings.minibatch) {
     std::fprintf(stderr,
