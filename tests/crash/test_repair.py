@@ -28,13 +28,6 @@ def job(log):
 
 
 @pytest.fixture(scope="module")
-def expected(terrace, job, tmp_path_factory):
-    run = harness.Run(terrace, tmp_path_factory.mktemp("expected"), job)
-    run.train().expect(0)
-    return run.result()
-
-
-@pytest.fixture(scope="module")
 def killed(terrace, job, tmp_path_factory):
     """A run that was killed with three checkpoints and left-over files."""
     run = harness.Run(terrace, tmp_path_factory.mktemp("killed"), job)
