@@ -265,6 +265,7 @@ TEST(ParseJob, CollectsAllProblemsInTheOrderOfLines) {
             "j.yaml:3: memory.budget is 1; legal: 1MiB or more\n"
             "--set pipeline.depth: pipeline.depth is 99; legal: 0 to 64\n"
             "--set nosuch: unknown key 'nosuch'; legal here: format_version, seed, device, output, "
+            "binding, "
             "data, table, tables, slots, network, training, validation, memory, ssd, cache, "
             "pipeline, checkpoint, metrics, resume");
 }

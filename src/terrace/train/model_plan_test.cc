@@ -105,7 +105,7 @@ TEST(IdentifyingSettings, DifferWhereTheBitsWould) {
   };
   const auto base = settings("");
   for (const char* same :
-       {"device: auto\n", "memory: {budget: 1GiB}\n", "training: {batch: 1024}\n",
+       {"device: auto\n", "binding: off\n", "memory: {budget: 1GiB}\n", "training: {batch: 1024}\n",
         "slots: {C1: {dim: 8}}\n", "pipeline: {depth: 0}\n", "checkpoint: {keep: 5}\n",
         "cache: {policy: pass_lfu}\n", "cache: {policy: lru_lfu, lru_share: 0.1}\n",
         "ssd: {quota: 1GiB, io_threads: 4, read: whole_file, merge_gap: 1KiB}\n",
