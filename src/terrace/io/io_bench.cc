@@ -1,5 +1,6 @@
 // Reads a file by both back ends: sequentially by size and depth, into huge pages and into pages of
-// 4 KiB, and in random blocks of 4 KiB. Every block read is checked to be the one asked for.
+// 4 KiB, and in random blocks of 4 KiB; at the greatest depth by io_uring with registered buffers
+// too, in turn with plain reads. Every block read is checked to be the one asked for.
 //
 //   io_bench [--tiny] [--folder F] [--mib N] [--repeats R] [--seed S]
 #include <sys/mman.h>
@@ -116,6 +117,21 @@ Result<double> Pass(const Case& shape, const Settings& settings, File* file, Rea
   return seconds;
 }
 
+std::uint64_t ArenaBytes(const Case& shape) {
+  return 4 * static_cast<std::uint64_t>(shape.depth) * shape.size;
+}
+
+// Mapped before the clock runs.
+Result<HugeBuffer> MakeArena(const Case& shape) {
+  TERRACE_ASSIGN_OR_RETURN(HugeBuffer arena,
+                           HugeBuffer::Allocate(std::max(ArenaBytes(shape), kHugePageBytes)));
+  if (!shape.huge && madvise(arena.data(), arena.size(), MADV_NOHUGEPAGE) != 0) {
+    return IoError("the kernel cannot be asked for small pages");
+  }
+  std::memset(arena.data(), 0, arena.size());
+  return arena;
+}
+
 Result<Outcome> Measure(const Case& shape, const Settings& settings, FileSystem* fs,
                         const std::string& path) {
   TERRACE_ASSIGN_OR_RETURN(auto file, fs->Open(path, OpenMode::kReadDirect));
@@ -124,19 +140,12 @@ Result<Outcome> Measure(const Case& shape, const Settings& settings, FileSystem*
   options.depth = shape.depth;
   options.threads = shape.depth;
   TERRACE_ASSIGN_OR_RETURN(auto queue, fs->NewReadQueue(options));
-  const std::uint64_t arena_bytes = 4 * static_cast<std::uint64_t>(shape.depth) * shape.size;
-  TERRACE_ASSIGN_OR_RETURN(HugeBuffer arena,
-                           HugeBuffer::Allocate(std::max(arena_bytes, kHugePageBytes)));
-  if (!shape.huge && madvise(arena.data(), arena.size(), MADV_NOHUGEPAGE) != 0) {
-    return IoError("the kernel cannot be asked for small pages");
-  }
-  // Mapped before the clock runs.
-  std::memset(arena.data(), 0, arena.size());
+  TERRACE_ASSIGN_OR_RETURN(HugeBuffer arena, MakeArena(shape));
   Outcome outcome;
   for (int repeat = 0; repeat < settings.repeats; ++repeat) {
     TERRACE_ASSIGN_OR_RETURN(double seconds,
                              Pass(shape, settings, file.get(), queue.get(),
-                                  arena.span().first(arena_bytes), repeat, &outcome));
+                                  arena.span().first(ArenaBytes(shape)), repeat, &outcome));
     outcome.seconds.push_back(seconds);
   }
   std::sort(outcome.seconds.begin(), outcome.seconds.end());
@@ -158,6 +167,47 @@ std::vector<Case> Cases(const Settings& settings, const std::vector<std::string>
     }
   }
   return cases;
+}
+
+// The same reads with and without registered buffers, pass by pass in turn.
+Status CompareRegistered(const Settings& settings, FileSystem* fs, const std::string& path) {
+  TERRACE_ASSIGN_OR_RETURN(auto file, fs->Open(path, OpenMode::kReadDirect));
+  std::printf("io_uring with registered buffers, compared with plain reads of the same run\n");
+  std::printf("%-10s %9s %6s %6s %18s %18s\n", "order", "KiB/read", "depth", "pages", "rate, ratio",
+              "CPU a read, ratio");
+  for (const Case& shape : Cases(settings, {"io_uring"})) {
+    if (shape.depth != settings.depths.back()) continue;
+    TERRACE_ASSIGN_OR_RETURN(HugeBuffer arena, MakeArena(shape));
+    ReadQueueOptions options;
+    options.backend = "io_uring";
+    options.depth = shape.depth;
+    TERRACE_ASSIGN_OR_RETURN(auto plain, fs->NewReadQueue(options));
+    options.buffer = arena.span();
+    TERRACE_ASSIGN_OR_RETURN(auto registered, fs->NewReadQueue(options));
+    std::vector<double> rates, cpus;
+    for (int repeat = 0; repeat < settings.repeats; ++repeat) {
+      double seconds[2], cpu[2];
+      for (const int which : {repeat % 2, 1 - repeat % 2}) {
+        Outcome outcome;
+        const double before = ThreadCpuSeconds();
+        TERRACE_ASSIGN_OR_RETURN(
+            seconds[which],
+            Pass(shape, settings, file.get(), which == 0 ? plain.get() : registered.get(),
+                 arena.span().first(ArenaBytes(shape)), repeat, &outcome));
+        cpu[which] = (ThreadCpuSeconds() - before) / static_cast<double>(outcome.reads);
+      }
+      rates.push_back(seconds[0] / seconds[1]);
+      cpus.push_back(cpu[1] / cpu[0]);
+    }
+    std::sort(rates.begin(), rates.end());
+    std::sort(cpus.begin(), cpus.end());
+    std::printf("%-10s %9llu %6d %6s %6.2f (%.2f..%.2f) %6.2f (%.2f..%.2f)\n",
+                shape.sequential ? "sequential" : "random",
+                static_cast<unsigned long long>(shape.size >> 10), shape.depth,
+                shape.huge ? "2 MiB" : "4 KiB", rates[rates.size() / 2], rates.front(),
+                rates.back(), cpus[cpus.size() / 2], cpus.front(), cpus.back());
+  }
+  return OkStatus();
 }
 
 void Print(const std::vector<Case>& cases, const std::vector<Outcome>& outcomes) {
@@ -203,6 +253,7 @@ Status RunAll(const Settings& settings) {
     status = outcome.status();
     if (outcome.ok()) outcomes.push_back(std::move(*outcome));
   }
+  if (status.ok() && backends.front() == "io_uring") status = CompareRegistered(settings, fs, path);
   Status removed = RemoveTree(fs, path);
   TERRACE_RETURN_IF_ERROR(status);
   TERRACE_RETURN_IF_ERROR(removed);
