@@ -18,13 +18,6 @@ def job(logs):
     return job
 
 
-@pytest.fixture(scope="module")
-def expected(terrace, job, tmp_path_factory):
-    run = harness.Run(terrace, tmp_path_factory.mktemp("expected"), job)
-    run.train().expect(0)
-    return run.result()
-
-
 def test_a_full_disk(terrace, workspace, job, expected):
     """A real file system with no room left: the run stops, and goes on when there is room."""
     if os.geteuid() != 0:

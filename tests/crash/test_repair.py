@@ -28,13 +28,6 @@ def job(log):
 
 
 @pytest.fixture(scope="module")
-def expected(terrace, job, tmp_path_factory):
-    run = harness.Run(terrace, tmp_path_factory.mktemp("expected"), job)
-    run.train().expect(0)
-    return run.result()
-
-
-@pytest.fixture(scope="module")
 def killed(terrace, job, tmp_path_factory):
     """A run that was killed with three checkpoints and left-over files."""
     run = harness.Run(terrace, tmp_path_factory.mktemp("killed"), job)
@@ -279,6 +272,86 @@ def test_rows_whose_keys_nothing_tells(run, log, expected, how):
     for keys in (sorted(gone)[i:i + 40] for i in range(0, len(gone), 40)):
         assert held_keys(run, keys) == {}, "an older record came back"
     assert_goes_on(run, log)
+
+
+@pytest.fixture(scope="module")
+def counting(terrace, job, tmp_path_factory):
+    """A job whose keys get rows after three shows: its killed run with three checkpoints, and one that ended undisturbed."""
+    job = harness.merge(job, {"table.admit_after": 3, "table.admit_filter": "64KiB"})
+    folder = tmp_path_factory.mktemp("counting")
+    undisturbed = harness.Run(terrace, folder, job, "undisturbed")
+    undisturbed.train().expect(0)
+    assert undisturbed.summary()["admission"]["unadmitted_shows"] > 10_000, "nearly every key was admitted"
+    killed = harness.Run(terrace, folder, job)
+    killed.train("--test-kill-at", "checkpoint.before_publish:5").expect(-signal.SIGKILL)
+    return killed, undisturbed
+
+
+@pytest.fixture
+def counting_run(terrace, counting, workspace):
+    run = harness.Run(terrace, workspace, counting[0].job)
+    harness.copy_run(counting[0].path, run.path)
+    return run
+
+
+def filter_of(run, number):
+    return run.path / f"admission/filter-{number:08}-default"
+
+
+@pytest.mark.parametrize("part", ["frame", "header", "cells", "end", "gone"])
+@pytest.mark.parametrize("newest", [True, False], ids=["newest", "older"])
+def test_a_damaged_filter(counting_run, log, counting, newest, part):
+    """As any other damaged checkpoint: one flipped bit, and training goes on from a whole one to the same bits."""
+    run, (_, undisturbed) = counting_run, counting
+    numbers = [int(name.split("-")[1]) for name in run.checkpoints()]
+    number = numbers[-1] if newest else numbers[0]
+    path = filter_of(run, number)
+    if part == "gone":
+        path.unlink()
+    else:
+        whole = path.read_bytes()
+        at = {"frame": 20, "header": run_files.FRAME + 8, "cells": len(whole) // 2, "end": len(whole) - 1}[part]
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
+    assert_names(findings(run), path, 0)
+    if newest:
+        outcome = run.train("--resume").expect(1)
+        assert str(path) in outcome.output, outcome.output
+    planned = plan(run)
+    assert planned["dropped_checkpoints"] == [number] and planned["successor"] is None and planned["stores"] == []
+    repair(run)
+    assert not path.exists()
+    assert_same_as_undisturbed(run, log, undisturbed.result())
+    last = run_files.newest_number(undisturbed)
+    assert filter_of(run, last).read_bytes() == filter_of(undisturbed, last).read_bytes()
+
+
+def test_every_filter_damaged(counting_run):
+    """Counts that are lost can't be made again, and without them another model would be trained: nothing is changed."""
+    for path in (counting_run.path / "admission").iterdir():
+        run_files.overwrite(path, path.stat().st_size // 2)
+    before = run_files.contents(counting_run.path)
+    result = inspect(counting_run, "--repair", "--yes")
+    assert result.returncode == 1 and "--overwrite" in result.stderr, result.stderr
+    assert run_files.contents(counting_run.path) == before
+
+
+def test_filters_of_a_checkpoint_whose_rows_are_damaged(counting_run, log, counting):
+    """The successor has the counts of the checkpoint that it replaces, and training counts on from there."""
+    run, (_, undisturbed) = counting_run, counting
+    lost, places, _ = damage_newest_rows(run, 2, 7)
+    number = run_files.newest_number(run)
+    counts = filter_of(run, number).read_bytes()
+    found = findings(run)
+    for path, offset in places.items():
+        assert_names(found, path, offset)
+    repair(run)
+    assert run_files.newest_number(run) == number + 1
+    assert filter_of(run, number + 1).read_bytes() == counts
+    assert held_keys(run, lost) == {}
+    assert_goes_on(run, log)
+    # Counts are of the stream, which no lost row changes.
+    last, undisturbed_last = run_files.newest_number(run), run_files.newest_number(undisturbed)
+    assert filter_of(run, last).read_bytes() == filter_of(undisturbed, undisturbed_last).read_bytes()
 
 
 def test_metrics(run, log, expected):

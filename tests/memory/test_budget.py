@@ -33,7 +33,7 @@ def large_job(train_log):
     {"ssd.shards": 4, "ssd.io_threads": 4, "ssd.backend": "threads"},
     {"table.dim": 8, "data.epochs": 1},
     {"network.hidden": [256, 128]},
-    {"memory.budget": SMALL, "table.admit_after": 2, "table.admit_filter": "2MiB"},
+    {"memory.budget": 144 * jobs.MIB, "table.admit_after": 2, "table.admit_filter": "2MiB"},
 ], ids=str)
 def test_peak(terrace, workspace, train_log, changes):
     run = harness.Run(terrace, workspace, large_job(train_log), **changes)

@@ -20,6 +20,7 @@
 #include "terrace/base/clock.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
+#include "terrace/base/testing/bench_flags.h"
 #include "terrace/cache/row_cache.h"
 
 namespace terrace {
@@ -296,32 +297,17 @@ class Bench {
 
 int main(int argc, char** argv) {
   terrace::Settings settings;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const auto value = [&]() -> std::uint64_t {
-      return i + 1 < argc ? std::strtoull(argv[++i], nullptr, 10) : 0;
-    };
-    if (argument == "--tiny") {
-      settings.rows = 40'000;
-      settings.batch = 2'000;
-      settings.rounds = 3;
-    } else if (argument == "--rows") {
-      settings.rows = value();
-    } else if (argument == "--row-bytes") {
-      settings.row_bytes = static_cast<std::uint32_t>(value());
-    } else if (argument == "--batch") {
-      settings.batch = value();
-    } else if (argument == "--rounds") {
-      settings.rounds = static_cast<int>(value());
-    } else if (argument == "--seed") {
-      settings.seed = value();
-    } else {
-      std::fprintf(stderr,
-                   "usage: row_cache_bench [--tiny] [--rows N] [--row-bytes N] [--batch N] "
-                   "[--rounds N] [--seed N]\n");
-      return 2;
-    }
-  }
+  terrace::BenchFlags flags([&] {
+    settings.rows = 40'000;
+    settings.batch = 2'000;
+    settings.rounds = 3;
+  });
+  flags.Add("rows", &settings.rows);
+  flags.Add("row-bytes", &settings.row_bytes);
+  flags.Add("batch", &settings.batch);
+  flags.Add("rounds", &settings.rounds);
+  flags.Add("seed", &settings.seed);
+  if (!flags.Parse(argc, argv)) return 2;
   if (settings.rows == 0 || settings.row_bytes == 0 || settings.batch == 0 ||
       settings.rounds <= 0 || settings.batch * 2 > settings.rows) {
     std::fprintf(stderr,

@@ -90,6 +90,9 @@ struct ReadQueueOptions {
   // Requests in flight: a disk's whole queue, so that a thread that comes late finds it busy.
   int depth = 256;
   int threads = 4;  // Of the pool.
+  // Memory that most reads go to, borrowed while the queue lives: io_uring keeps it mapped, which
+  // saves its share of each read, where the kernel allows (ulimit -l). Others may be read to too.
+  std::span<std::byte> buffer;
 };
 
 // A lock on a file between processes, given back by the destructor or the end of the process.

@@ -1,11 +1,11 @@
 // Reads a file by both back ends: sequentially by size and depth, into huge pages and into pages of
-// 4 KiB, and in random blocks of 4 KiB. Every block read is checked to be the one asked for.
+// 4 KiB, and in random blocks of 4 KiB; at the greatest depth by io_uring with registered buffers
+// too, in turn with plain reads. Every block read is checked to be the one asked for.
 //
 //   io_bench [--tiny] [--folder F] [--mib N] [--repeats R] [--seed S]
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +16,7 @@
 #include "terrace/base/clock.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
+#include "terrace/base/testing/bench_flags.h"
 #include "terrace/io/file_system.h"
 
 namespace terrace {
@@ -26,7 +27,7 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
 struct Settings {
   std::string folder = ".";
-  std::uint64_t file_bytes = 1024 * kMiB;
+  std::uint64_t mib = 1024;
   int repeats = 5;
   std::uint64_t seed = 1;
   std::vector<std::uint64_t> sizes = {64 << 10, 256 << 10, 1 << 20, 4 << 20};
@@ -63,7 +64,7 @@ Status MakeFile(FileSystem* fs, const std::string& path, const Settings& setting
     const std::uint64_t word = rng.Next();
     std::memcpy(chunk.data() + i, &word, sizeof(word));
   }
-  for (std::uint64_t at = 0; at < settings.file_bytes; at += chunk.size()) {
+  for (std::uint64_t at = 0; at < settings.mib * kMiB; at += chunk.size()) {
     for (std::uint64_t block = 0; block < chunk.size(); block += kBlockBytes) {
       const std::uint64_t stamp = Stamp(settings.seed, (at + block) / kBlockBytes);
       std::memcpy(chunk.data() + block, &stamp, sizeof(stamp));
@@ -89,7 +90,7 @@ Status CheckRead(const ReadRequest& request, const Settings& settings) {
 // One pass; batches of four times the depth, so that the queue stays full between their ends.
 Result<double> Pass(const Case& shape, const Settings& settings, File* file, ReadQueue* queue,
                     std::span<std::byte> arena, int repeat, Outcome* outcome) {
-  const std::uint64_t places = settings.file_bytes / shape.size;
+  const std::uint64_t places = settings.mib * kMiB / shape.size;
   const std::uint64_t total = shape.sequential ? places : settings.random_reads;
   const std::uint64_t batch = arena.size() / shape.size;
   Rng rng(HashCombine(settings.seed, static_cast<std::uint64_t>(repeat)));
@@ -116,6 +117,21 @@ Result<double> Pass(const Case& shape, const Settings& settings, File* file, Rea
   return seconds;
 }
 
+std::uint64_t ArenaBytes(const Case& shape) {
+  return 4 * static_cast<std::uint64_t>(shape.depth) * shape.size;
+}
+
+// Mapped before the clock runs.
+Result<HugeBuffer> MakeArena(const Case& shape) {
+  TERRACE_ASSIGN_OR_RETURN(HugeBuffer arena,
+                           HugeBuffer::Allocate(std::max(ArenaBytes(shape), kHugePageBytes)));
+  if (!shape.huge && madvise(arena.data(), arena.size(), MADV_NOHUGEPAGE) != 0) {
+    return IoError("the kernel cannot be asked for small pages");
+  }
+  std::memset(arena.data(), 0, arena.size());
+  return arena;
+}
+
 Result<Outcome> Measure(const Case& shape, const Settings& settings, FileSystem* fs,
                         const std::string& path) {
   TERRACE_ASSIGN_OR_RETURN(auto file, fs->Open(path, OpenMode::kReadDirect));
@@ -124,19 +140,12 @@ Result<Outcome> Measure(const Case& shape, const Settings& settings, FileSystem*
   options.depth = shape.depth;
   options.threads = shape.depth;
   TERRACE_ASSIGN_OR_RETURN(auto queue, fs->NewReadQueue(options));
-  const std::uint64_t arena_bytes = 4 * static_cast<std::uint64_t>(shape.depth) * shape.size;
-  TERRACE_ASSIGN_OR_RETURN(HugeBuffer arena,
-                           HugeBuffer::Allocate(std::max(arena_bytes, kHugePageBytes)));
-  if (!shape.huge && madvise(arena.data(), arena.size(), MADV_NOHUGEPAGE) != 0) {
-    return IoError("the kernel cannot be asked for small pages");
-  }
-  // Mapped before the clock runs.
-  std::memset(arena.data(), 0, arena.size());
+  TERRACE_ASSIGN_OR_RETURN(HugeBuffer arena, MakeArena(shape));
   Outcome outcome;
   for (int repeat = 0; repeat < settings.repeats; ++repeat) {
     TERRACE_ASSIGN_OR_RETURN(double seconds,
                              Pass(shape, settings, file.get(), queue.get(),
-                                  arena.span().first(arena_bytes), repeat, &outcome));
+                                  arena.span().first(ArenaBytes(shape)), repeat, &outcome));
     outcome.seconds.push_back(seconds);
   }
   std::sort(outcome.seconds.begin(), outcome.seconds.end());
@@ -158,6 +167,47 @@ std::vector<Case> Cases(const Settings& settings, const std::vector<std::string>
     }
   }
   return cases;
+}
+
+// The same reads with and without registered buffers, pass by pass in turn.
+Status CompareRegistered(const Settings& settings, FileSystem* fs, const std::string& path) {
+  TERRACE_ASSIGN_OR_RETURN(auto file, fs->Open(path, OpenMode::kReadDirect));
+  std::printf("io_uring with registered buffers, compared with plain reads of the same run\n");
+  std::printf("%-10s %9s %6s %6s %18s %18s\n", "order", "KiB/read", "depth", "pages", "rate, ratio",
+              "CPU a read, ratio");
+  for (const Case& shape : Cases(settings, {"io_uring"})) {
+    if (shape.depth != settings.depths.back()) continue;
+    TERRACE_ASSIGN_OR_RETURN(HugeBuffer arena, MakeArena(shape));
+    ReadQueueOptions options;
+    options.backend = "io_uring";
+    options.depth = shape.depth;
+    TERRACE_ASSIGN_OR_RETURN(auto plain, fs->NewReadQueue(options));
+    options.buffer = arena.span();
+    TERRACE_ASSIGN_OR_RETURN(auto registered, fs->NewReadQueue(options));
+    std::vector<double> rates, cpus;
+    for (int repeat = 0; repeat < settings.repeats; ++repeat) {
+      double seconds[2], cpu[2];
+      for (const int which : {repeat % 2, 1 - repeat % 2}) {
+        Outcome outcome;
+        const double before = ThreadCpuSeconds();
+        TERRACE_ASSIGN_OR_RETURN(
+            seconds[which],
+            Pass(shape, settings, file.get(), which == 0 ? plain.get() : registered.get(),
+                 arena.span().first(ArenaBytes(shape)), repeat, &outcome));
+        cpu[which] = (ThreadCpuSeconds() - before) / static_cast<double>(outcome.reads);
+      }
+      rates.push_back(seconds[0] / seconds[1]);
+      cpus.push_back(cpu[1] / cpu[0]);
+    }
+    std::sort(rates.begin(), rates.end());
+    std::sort(cpus.begin(), cpus.end());
+    std::printf("%-10s %9llu %6d %6s %6.2f (%.2f..%.2f) %6.2f (%.2f..%.2f)\n",
+                shape.sequential ? "sequential" : "random",
+                static_cast<unsigned long long>(shape.size >> 10), shape.depth,
+                shape.huge ? "2 MiB" : "4 KiB", rates[rates.size() / 2], rates.front(),
+                rates.back(), cpus[cpus.size() / 2], cpus.front(), cpus.back());
+  }
+  return OkStatus();
 }
 
 void Print(const std::vector<Case>& cases, const std::vector<Outcome>& outcomes) {
@@ -203,51 +253,15 @@ Status RunAll(const Settings& settings) {
     status = outcome.status();
     if (outcome.ok()) outcomes.push_back(std::move(*outcome));
   }
+  if (status.ok() && backends.front() == "io_uring") status = CompareRegistered(settings, fs, path);
   Status removed = RemoveTree(fs, path);
   TERRACE_RETURN_IF_ERROR(status);
   TERRACE_RETURN_IF_ERROR(removed);
   std::printf("%llu MiB read directly, seed %llu, median of %d\n",
-              static_cast<unsigned long long>(settings.file_bytes / kMiB),
+              static_cast<unsigned long long>(settings.mib),
               static_cast<unsigned long long>(settings.seed), settings.repeats);
   Print(cases, outcomes);
   return OkStatus();
-}
-
-bool ParseNumber(const std::string& text, std::uint64_t* value) {
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
-  return error == std::errc() && end == text.data() + text.size() && *value > 0;
-}
-
-bool ParseArguments(const std::vector<std::string>& arguments, Settings* settings) {
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i] == "--tiny") {
-      settings->file_bytes = 8 * kMiB;
-      settings->repeats = 1;
-      settings->sizes = {256 << 10, 1 << 20};
-      settings->depths = {1, 8};
-      settings->random_reads = 256;
-      continue;
-    }
-    if (i + 1 == arguments.size()) return false;
-    const std::string& name = arguments[i];
-    const std::string& text = arguments[++i];
-    std::uint64_t number = 0;
-    if (name == "--folder") {
-      settings->folder = text;
-      continue;
-    }
-    if (!ParseNumber(text, &number)) return false;
-    if (name == "--mib") {
-      settings->file_bytes = (number + 3) / 4 * 4 * kMiB;  // Whole chunks, and whole reads.
-    } else if (name == "--repeats") {
-      settings->repeats = static_cast<int>(std::min<std::uint64_t>(number, 1000));
-    } else if (name == "--seed") {
-      settings->seed = number;
-    } else {
-      return false;
-    }
-  }
-  return true;
 }
 
 }  // namespace
@@ -255,11 +269,23 @@ bool ParseArguments(const std::vector<std::string>& arguments, Settings* setting
 
 int main(int argc, char** argv) {
   terrace::Settings settings;
-  if (!terrace::ParseArguments(std::vector<std::string>(argv + 1, argv + argc), &settings)) {
-    std::fprintf(stderr,
-                 "usage: io_bench [--tiny] [--folder F] [--mib N] [--repeats R] [--seed S]\n");
+  terrace::BenchFlags flags([&] {
+    settings.mib = 8;
+    settings.repeats = 1;
+    settings.sizes = {256 << 10, 1 << 20};
+    settings.depths = {1, 8};
+    settings.random_reads = 256;
+  });
+  flags.Add("folder", &settings.folder);
+  flags.Add("mib", &settings.mib);
+  flags.Add("repeats", &settings.repeats);
+  flags.Add("seed", &settings.seed);
+  if (!flags.Parse(argc, argv)) return 2;
+  if (settings.mib == 0 || settings.repeats <= 0) {
+    std::fprintf(stderr, "io_bench: all numbers must be positive\n");
     return 2;
   }
+  settings.mib = (settings.mib + 3) / 4 * 4;  // Whole chunks, and whole reads.
   terrace::Status status = terrace::RunAll(settings);
   if (status.ok()) return 0;
   std::fprintf(stderr, "io_bench: %s\n", status.ToString().c_str());

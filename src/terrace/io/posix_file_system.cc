@@ -100,7 +100,7 @@ class PosixFileSystem final : public FileSystem {
   Result<std::unique_ptr<ReadQueue>> NewReadQueue(const ReadQueueOptions& options) override {
     TERRACE_RETURN_IF_ERROR(ValidateReadQueueOptions(options));
     if (options.backend == "threads") return NewThreadReadQueue(options.threads);
-    Result<std::unique_ptr<ReadQueue>> queue = NewUringReadQueue(options.depth);
+    Result<std::unique_ptr<ReadQueue>> queue = NewUringReadQueue(options.depth, options.buffer);
     if (queue.ok() || options.backend == "io_uring") return queue;
     LogText(LogLevel::kDebug,
             fmt::format("reading with {} threads: {}", options.threads, queue.status().message()));

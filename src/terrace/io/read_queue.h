@@ -14,7 +14,7 @@ Status ValidateReadQueueOptions(const ReadQueueOptions& options);
 std::unique_ptr<ReadQueue> NewThreadReadQueue(int threads, std::string_view name = "threads");
 
 // kUnavailable: the kernel has no io_uring or forbids it; the message says which.
-Result<std::unique_ptr<ReadQueue>> NewUringReadQueue(int depth);
+Result<std::unique_ptr<ReadQueue>> NewUringReadQueue(int depth, std::span<std::byte> buffer);
 
 // The first request that failed, in the order given.
 Status FirstError(std::span<const ReadRequest> requests);

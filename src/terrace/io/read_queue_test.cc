@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -262,6 +263,69 @@ int ReadWhereUringIsForbidden() {
 
 TEST(ReadQueueFallbackTest, ThreadsReadWhereUringIsForbidden) {
   EXPECT_EXIT(std::_Exit(ReadWhereUringIsForbidden()), testing::ExitedWithCode(0), "");
+}
+
+class RegisteredBuffer : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!UringWorks()) GTEST_SKIP() << "this kernel has no io_uring, or forbids it";
+    ASSERT_NE(mkdtemp(root_.data()), nullptr);
+    std::vector<std::byte> bytes(kFileBytes);
+    Fill(kSeed, 0, bytes);
+    auto file = fs_->Open(JoinPath(root_, "data"), OpenMode::kCreate);
+    TERRACE_ASSERT_OK(file);
+    TERRACE_ASSERT_OK((*file)->WriteAt(0, bytes));
+    options_.backend = "io_uring";
+    options_.depth = 16;
+  }
+  void TearDown() override { TERRACE_EXPECT_OK(RemoveTree(fs_, root_)); }
+
+  // Reads all of the file into `memory`, in pieces of odd and even numbers of blocks.
+  void ReadAllInto(std::span<std::byte> memory) {
+    auto queue = fs_->NewReadQueue(options_);
+    TERRACE_ASSERT_OK(queue);
+    for (const OpenMode mode : {OpenMode::kRead, OpenMode::kReadDirect}) {
+      auto file = fs_->Open(JoinPath(root_, "data"), mode);
+      TERRACE_ASSERT_OK(file);
+      std::ranges::fill(memory, std::byte{0});
+      std::vector<ReadRequest> requests;
+      for (std::size_t at = 0, blocks = 1; at < kFileBytes; at += blocks * kDirectIoAlignment) {
+        blocks = blocks % 7 + 1;
+        requests.push_back({});
+        requests.back().file = file->get();
+        requests.back().offset = at;
+        requests.back().buffer = memory.subspan(at, blocks * kDirectIoAlignment);
+      }
+      TERRACE_ASSERT_OK((*queue)->Run(requests));
+      EXPECT_EQ(FirstWrong(kSeed, 0, memory.first(kFileBytes)), kFileBytes);
+    }
+  }
+
+  FileSystem* const fs_ = FileSystem::Posix();
+  std::string root_ = "io_test.XXXXXX";
+  ReadQueueOptions options_;
+};
+
+TEST_F(RegisteredBuffer, IsReadToAndBesideIt) {
+  auto memory = HugeBuffer::Allocate(kFileBytes + 8 * kDirectIoAlignment);
+  TERRACE_ASSERT_OK(memory);
+  // Some requests lie before it, within, after it, and across both of its ends.
+  options_.buffer = memory->span().subspan(kFileBytes / 3 / kDirectIoAlignment * kDirectIoAlignment,
+                                           kFileBytes / 3);
+  ReadAllInto(memory->span());
+  options_.buffer = memory->span();
+  ReadAllInto(memory->span());
+}
+
+TEST_F(RegisteredBuffer, ThatTheKernelRefusesIsNotNeeded) {
+  auto memory = HugeBuffer::Allocate(kFileBytes + 8 * kDirectIoAlignment);
+  TERRACE_ASSERT_OK(memory);
+  // Not the process's to write.
+  auto other = HugeBuffer::Allocate(kHugePageBytes);
+  TERRACE_ASSERT_OK(other);
+  ASSERT_EQ(mprotect(other->data(), other->size(), PROT_NONE), 0);
+  options_.buffer = other->span();
+  ReadAllInto(memory->span());
 }
 
 }  // namespace

@@ -31,6 +31,8 @@ class UringReadQueue final : public ReadQueue {
     open_ = result == 0;
     return result;
   }
+  // Reads into `buffer` need no look-up of its pages from now on; a refusal is logged.
+  void Register(std::span<std::byte> buffer);
 
   void Start(std::span<ReadRequest> requests) override;
   Status Wait() override;
@@ -59,8 +61,9 @@ class UringReadQueue final : public ReadQueue {
   const unsigned depth_;
   bool open_ = false;
   io_uring ring_;
-  std::deque<Group> groups_;  // Started, not waited for; oldest first.
-  std::vector<Slot> slots_;   // (depth_)
+  std::span<std::byte> registered_;  // Empty: no buffer is.
+  std::deque<Group> groups_;         // Started, not waited for; oldest first.
+  std::vector<Slot> slots_;          // (depth_)
   std::vector<unsigned> free_;
   std::vector<unsigned> again_;   // Short or interrupted; bytes_read says where they go on.
   std::vector<unsigned> staged_;  // In the submission ring, not yet taken by the kernel.
@@ -100,10 +103,26 @@ void UringReadQueue::Prepare(unsigned slot) {
   const ReadRequest& request = *slots_[slot].request;
   const std::size_t done = request.bytes_read;
   const std::size_t want = std::min(request.buffer.size() - done, kMaxBytesPerCall);
-  io_uring_prep_read(sqe, static_cast<PosixFile*>(request.file)->fd(), request.buffer.data() + done,
-                     static_cast<unsigned>(want), request.offset + done);
+  std::byte* const to = request.buffer.data() + done;
+  const int fd = static_cast<PosixFile*>(request.file)->fd();
+  if (to >= registered_.data() && to + want <= registered_.data() + registered_.size()) {
+    io_uring_prep_read_fixed(sqe, fd, to, static_cast<unsigned>(want), request.offset + done, 0);
+  } else {
+    io_uring_prep_read(sqe, fd, to, static_cast<unsigned>(want), request.offset + done);
+  }
   sqe->user_data = slot;
   staged_.push_back(slot);
+}
+
+void UringReadQueue::Register(std::span<std::byte> buffer) {
+  const iovec memory = {buffer.data(), buffer.size()};
+  const int result = io_uring_register_buffers(&ring_, &memory, 1);
+  if (result == 0) {
+    registered_ = buffer;
+    return;
+  }
+  LogText(LogLevel::kDebug, fmt::format("the kernel registers no read buffer of {} bytes ({})",
+                                        buffer.size(), std::strerror(-result)));
 }
 
 // Hands what is staged to the kernel and waits until `wait_for` of what it has are done. False: the
@@ -226,7 +245,7 @@ Status UringReadQueue::Wait() {
 
 }  // namespace
 
-Result<std::unique_ptr<ReadQueue>> NewUringReadQueue(int depth) {
+Result<std::unique_ptr<ReadQueue>> NewUringReadQueue(int depth, std::span<std::byte> buffer) {
   auto queue = std::make_unique<UringReadQueue>(depth);
   if (int result = queue->Open(); result != 0) {
     return UnavailableError(fmt::format(
@@ -234,6 +253,7 @@ Result<std::unique_ptr<ReadQueue>> NewUringReadQueue(int depth) {
         "limited (ulimit -l); use auto or threads",
         std::strerror(-result)));
   }
+  if (!buffer.empty()) queue->Register(buffer);
   return std::unique_ptr<ReadQueue>(std::move(queue));
 }
 

@@ -8,7 +8,6 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -18,13 +17,16 @@
 #include <utility>
 #include <vector>
 
-#include "terrace/base/clock.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
+#include "terrace/base/testing/bench_flags.h"
 #include "terrace/cache/eviction_policy.h"
 #include "terrace/data/click_log_generator.h"
 #include "terrace/data/example_source.h"
 #include "terrace/io/file_system.h"
+#include "terrace/pipeline/testing/aibox_cache.h"
+#include "terrace/pipeline/testing/eviction_trace.h"
+#include "terrace/pipeline/testing/optimal_cache.h"
 
 namespace terrace {
 namespace {
@@ -32,8 +34,6 @@ namespace {
 constexpr std::uint32_t kNever = ~std::uint32_t{0};
 constexpr std::array<std::uint64_t, 4> kParts = {16, 8, 4, 2};  // Rows in memory: one of so many.
 constexpr std::uint32_t kSlots = 26;
-// Batches from which on hits are counted: one quarter is for filling the memory.
-constexpr std::size_t WarmBatches(std::size_t batches) { return batches / 4; }
 
 struct Settings {
   std::uint64_t examples = 800'000;
@@ -45,21 +45,9 @@ struct Settings {
   std::string real_folder = TERRACE_REAL_DATA_DIR;
 };
 
-void Require(bool condition, const std::string& what) {
-  if (condition) return;
-  std::fprintf(stderr, "eviction_bench: %s\n", what.c_str());
-  std::exit(1);
-}
-
 // Distinct keys of each mini-batch, as numbers from 0 in the order of their first occurrence.
 struct Log {
   std::vector<std::vector<std::uint32_t>> minibatches;
-  std::uint32_t keys = 0;
-};
-
-// Distinct keys of each batch.
-struct Trace {
-  std::vector<std::vector<std::uint32_t>> batches;
   std::uint32_t keys = 0;
 };
 
@@ -149,57 +137,6 @@ Trace MakeTrace(const Log& log, std::size_t most, std::uint64_t rows) {
   }
   return trace;
 }
-
-struct Score {
-  std::uint64_t visits = 0, hits = 0;
-  std::uint64_t first_visits = 0;  // Which no policy can have in memory, and which read no disk.
-  std::uint64_t all_visits = 0;    // Those of the warm-up too.
-  double seconds = 0;              // In the policy.
-  double Hits() const { return 100.0 * static_cast<double>(hits) / static_cast<double>(visits); }
-  double KnownHits() const {
-    return visits == first_visits
-               ? 100
-               : 100.0 * static_cast<double>(hits) / static_cast<double>(visits - first_visits);
-  }
-  double Nanos() const { return 1e9 * seconds / static_cast<double>(all_visits); }
-};
-
-// Counts visits of a trace's batches, in order.
-class Scorer {
- public:
-  explicit Scorer(const Trace& trace)
-      : warm_(WarmBatches(trace.batches.size())), seen_(trace.keys) {}
-  void Visit(std::size_t batch, std::uint32_t key, bool hit) {
-    ++score_.all_visits;
-    Require(!hit || seen_[key], "a key is in memory before its first visit");
-    if (batch >= warm_) {
-      ++score_.visits;
-      score_.hits += hit ? 1 : 0;
-      score_.first_visits += seen_[key] ? 0 : 1;
-    }
-    seen_[key] = true;
-  }
-  Score score(double seconds) {
-    score_.seconds = seconds;
-    return score_;
-  }
-
- private:
-  const std::size_t warm_;
-  std::vector<bool> seen_;  // (keys)
-  Score score_;
-};
-
-// Seconds spent between Start and Stop.
-class Stopwatch {
- public:
-  void Start() { begin_ = Clock::Real()->MonotonicNanos(); }
-  void Stop() { nanos_ += Clock::Real()->MonotonicNanos() - begin_; }
-  double seconds() const { return static_cast<double>(nanos_) * 1e-9; }
-
- private:
-  std::int64_t begin_ = 0, nanos_ = 0;
-};
 
 // What RowCache does with its policy, without rows, stores and threads.
 class PolicyRun {
@@ -315,53 +252,6 @@ class PolicyRun {
   Stopwatch watch_;
 };
 
-// The optimum: the row that is wanted last goes. It need not keep what earlier batches pin, so that
-// no policy can be better.
-Score RunOptimum(const Trace& trace, std::uint64_t rows) {
-  const auto batches = static_cast<std::uint32_t>(trace.batches.size());
-  std::vector<std::vector<std::uint32_t>> next(batches);  // (batches, keys of it) The next with it.
-  std::vector<std::uint32_t> wanted(trace.keys, batches);
-  for (std::uint32_t b = batches; b-- > 0;) {
-    for (const std::uint32_t key : trace.batches[b]) {
-      next[b].push_back(wanted[key]);
-      wanted[key] = b;
-    }
-  }
-  Scorer scorer(trace);
-  std::vector<bool> cached(trace.keys);
-  // Keys by the batch that wants them next; an entry that is no longer true is skipped.
-  std::vector<std::vector<std::uint32_t>> by_next(batches + 1);
-  std::uint64_t used = 0;
-  for (std::uint32_t b = 0; b < batches; ++b) {
-    std::uint64_t missing = 0;
-    for (const std::uint32_t key : trace.batches[b]) {
-      scorer.Visit(b, key, cached[key]);
-      missing += cached[key] ? 0 : 1;
-      wanted[key] = b;
-    }
-    for (std::uint32_t last = batches; used + missing > rows;) {
-      Require(last > b, "the batch does not fit");
-      if (by_next[last].empty()) {
-        --last;
-        continue;
-      }
-      const std::uint32_t key = by_next[last].back();
-      by_next[last].pop_back();
-      if (!cached[key] || wanted[key] != last) continue;
-      cached[key] = false;
-      --used;
-    }
-    used += missing;
-    for (std::size_t i = 0; i < trace.batches[b].size(); ++i) {
-      const std::uint32_t key = trace.batches[b][i];
-      cached[key] = true;
-      wanted[key] = next[b][i];
-      by_next[next[b][i]].push_back(key);
-    }
-  }
-  return scorer.score(0);
-}
-
 // The most distinct keys of so many batches one after another.
 std::uint64_t MostHeld(const Trace& trace, std::uint64_t sets) {
   std::vector<std::uint32_t> batches_with(trace.keys);  // Of the last `sets`.
@@ -377,119 +267,6 @@ std::uint64_t MostHeld(const Trace& trace, std::uint64_t sets) {
   }
   return most;
 }
-
-// AIBox 4.2 as it is told: cache slots, in each of them buckets, in each bucket an LRU list of what
-// the current pass uses and an LFU list in the order of frequency; a look-up goes through both. A
-// bucket whose LFU list is longer than MAX_LFU drops its last FLUSH_STEP nodes. Slots and buckets
-// are one number here, because a slot's file plays no part in what is evicted. What the paper
-// leaves open: the moves from the LRU to the LFU list are made when the batch is released, and a
-// list is sorted by insertion from its end.
-class AiboxRun {
- public:
-  AiboxRun(std::uint64_t rows, std::uint64_t held_rows)
-      : buckets_(std::max<std::uint64_t>(1, rows / kRowsPerBucket)),
-        max_lfu_(std::max<std::uint64_t>(1, (rows - held_rows) / buckets_.size())) {}
-
-  Score Run(const Trace& trace, std::uint64_t sets) {
-    Scorer scorer(trace);
-    Stopwatch watch;
-    std::vector<bool> hits;
-    for (std::size_t b = 0; b < trace.batches.size(); ++b) {
-      const auto& keys = trace.batches[b];
-      hits.assign(keys.size(), false);
-      watch.Start();
-      if (b >= sets) {
-        for (const std::uint32_t key : trace.batches[b - sets]) Release(key);
-      }
-      for (std::size_t i = 0; i < keys.size(); ++i) hits[i] = Pull(keys[i]);
-      watch.Stop();
-      for (std::size_t i = 0; i < keys.size(); ++i) scorer.Visit(b, keys[i], hits[i]);
-      most_rows_ = std::max(most_rows_, rows_);
-    }
-    return scorer.score(watch.seconds());
-  }
-  std::uint64_t most_rows() const { return most_rows_; }
-
- private:
-  static constexpr std::uint64_t kRowsPerBucket = 8;
-  static constexpr std::uint64_t kFlushStep = 2;
-  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
-  struct Node {
-    std::uint32_t key, frequency, pins, next;
-  };
-  struct Bucket {
-    std::uint32_t lru = kNone, lfu = kNone;
-    std::uint64_t lfu_nodes = 0;
-  };
-
-  Bucket& BucketOf(std::uint32_t key) { return buckets_[MixKey(key) % buckets_.size()]; }
-  // Takes the key's node out of a list; kNone: it is not there.
-  std::uint32_t Unlink(std::uint32_t* link, std::uint32_t key) {
-    while (*link != kNone && nodes_[*link].key != key) link = &nodes_[*link].next;
-    const std::uint32_t node = *link;
-    if (node != kNone) *link = nodes_[node].next;
-    return node;
-  }
-
-  bool Pull(std::uint32_t key) {
-    Bucket& bucket = BucketOf(key);
-    std::uint32_t node = Unlink(&bucket.lru, key);
-    if (node == kNone) {
-      node = Unlink(&bucket.lfu, key);
-      if (node != kNone) --bucket.lfu_nodes;
-    }
-    const bool hit = node != kNone;
-    if (!hit) {
-      if (free_.empty()) {
-        free_.push_back(static_cast<std::uint32_t>(nodes_.size()));
-        nodes_.emplace_back();
-      }
-      node = free_.back();
-      free_.pop_back();
-      nodes_[node] = {.key = key, .frequency = 0, .pins = 0, .next = kNone};
-      ++rows_;
-    }
-    ++nodes_[node].frequency;
-    ++nodes_[node].pins;
-    nodes_[node].next = bucket.lru;
-    bucket.lru = node;
-    return hit;
-  }
-
-  void Release(std::uint32_t key) {
-    Bucket& bucket = BucketOf(key);
-    std::uint32_t* link = &bucket.lru;
-    while (nodes_[*link].key != key) link = &nodes_[*link].next;
-    const std::uint32_t node = *link;
-    if (--nodes_[node].pins > 0) return;
-    *link = nodes_[node].next;
-    std::uint32_t* place = &bucket.lfu;
-    while (*place != kNone && nodes_[*place].frequency > nodes_[node].frequency) {
-      place = &nodes_[*place].next;
-    }
-    nodes_[node].next = *place;
-    *place = node;
-    if (++bucket.lfu_nodes > max_lfu_) Flush(&bucket);
-  }
-
-  void Flush(Bucket* bucket) {
-    const std::uint64_t keep = bucket->lfu_nodes - std::min(bucket->lfu_nodes, kFlushStep);
-    std::uint32_t* link = &bucket->lfu;
-    for (std::uint64_t i = 0; i < keep; ++i) link = &nodes_[*link].next;
-    for (std::uint32_t node = std::exchange(*link, kNone); node != kNone;
-         node = nodes_[node].next) {
-      free_.push_back(node);
-      --rows_;
-    }
-    bucket->lfu_nodes = keep;
-  }
-
-  std::vector<Bucket> buckets_;
-  const std::uint64_t max_lfu_;
-  std::vector<Node> nodes_;  // A pool, in place of slabs.
-  std::vector<std::uint32_t> free_;
-  std::uint64_t rows_ = 0, most_rows_ = 0;
-};
 
 void PrintLine(const char* name, const std::vector<Score>& scores) {
   std::printf("  %-28s", name);
@@ -557,7 +334,7 @@ void CompareOn(const char* name, const Log& log, const Settings& settings,
   }
   std::vector<Score> aibox;
   for (std::size_t p = 0; p < kParts.size(); ++p) {
-    AiboxRun run(rows[p], MostHeld(traces[p], settings.sets));
+    AiboxCache run(rows[p], MostHeld(traces[p], settings.sets));
     aibox.push_back(run.Run(traces[p], settings.sets));
     Require(run.most_rows() <= rows[p] + rows[p] / 8, "AIBox's structure holds far too many rows");
   }
@@ -635,33 +412,18 @@ void Run(const Settings& settings) {
 
 int main(int argc, char** argv) {
   terrace::Settings settings;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const auto value = [&]() -> std::uint64_t {
-      return i + 1 < argc ? std::strtoull(argv[++i], nullptr, 10) : 0;
-    };
-    if (argument == "--tiny") {
-      settings.examples = 8192;
-      settings.cardinality = 20'000;
-      settings.batch = 256;
-      settings.minibatch = 64;
-    } else if (argument == "--examples") {
-      settings.examples = value();
-    } else if (argument == "--batch") {
-      settings.batch = static_cast<std::uint32_t>(value());
-    } else if (argument == "--minibatch") {
-      settings.minibatch = static_cast<std::uint32_t>(value());
-    } else if (argument == "--sets") {
-      settings.sets = value();
-    } else if (argument == "--trace" && i + 1 < argc) {
-      settings.only = argv[++i];
-    } else {
-      std::fprintf(stderr,
-                   "usage: eviction_bench [--tiny] [--examples N] [--batch N] [--minibatch N] "
-                   "[--sets N] [--trace NAME]\n");
-      return 2;
-    }
-  }
+  terrace::BenchFlags flags([&] {
+    settings.examples = 8192;
+    settings.cardinality = 20'000;
+    settings.batch = 256;
+    settings.minibatch = 64;
+  });
+  flags.Add("examples", &settings.examples);
+  flags.Add("batch", &settings.batch);
+  flags.Add("minibatch", &settings.minibatch);
+  flags.Add("sets", &settings.sets);
+  flags.Add("trace", &settings.only);
+  if (!flags.Parse(argc, argv)) return 2;
   if (settings.examples < 1024 || settings.minibatch == 0 || settings.sets == 0 ||
       settings.batch < settings.minibatch) {
     std::fprintf(stderr,

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "terrace/base/channel.h"
+#include "terrace/base/core_binding.h"
 #include "terrace/base/log.h"
 #include "terrace/base/thread.h"
 
@@ -18,9 +19,14 @@ struct Pipeline::Link {
   std::atomic<std::uint64_t> bytes{0};  // A gauge; orders nothing.
 };
 
-Pipeline::Pipeline(std::vector<Stage*> stages, std::vector<std::size_t> capacities, Clock* clock)
-    : stages_(std::move(stages)), capacities_(std::move(capacities)), clock_(clock) {
+Pipeline::Pipeline(std::vector<Stage*> stages, std::vector<std::size_t> capacities, Clock* clock,
+                   std::vector<std::vector<int>> units)
+    : stages_(std::move(stages)),
+      capacities_(std::move(capacities)),
+      clock_(clock),
+      units_(std::move(units)) {
   TERRACE_CHECK(!stages_.empty());
+  TERRACE_CHECK(units_.empty() || units_.size() == stages_.size());
   TERRACE_CHECK(capacities_.empty() || capacities_.size() + 1 == stages_.size());
   for (std::size_t capacity : capacities_) links_.push_back(std::make_unique<Link>(capacity));
   MutexLock lock(&mu_);
@@ -85,6 +91,7 @@ Status Pipeline::RunThreaded() {
 }
 
 void Pipeline::StageLoop(std::size_t s) {
+  const ScopedBinding binding(units_.empty() ? std::span<const int>() : units_[s]);
   const Status status = RunStage(s);
   if (!status.ok()) Abort(status);
   if (s < links_.size()) links_[s]->channel.Close();

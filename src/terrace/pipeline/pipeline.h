@@ -56,8 +56,10 @@ struct ChannelState {
 class Pipeline {
  public:
   // capacities: of the channel after each stage but the last; empty runs the stages one after
-  // another (depth 0). Borrows stages and clock until Run returns.
-  Pipeline(std::vector<Stage*> stages, std::vector<std::size_t> capacities, Clock* clock);
+  // another (depth 0). units: of each stage, the processing units that its thread is bound to; none
+  // where it may run anywhere. Borrows stages and clock until Run returns.
+  Pipeline(std::vector<Stage*> stages, std::vector<std::size_t> capacities, Clock* clock,
+           std::vector<std::vector<int>> units = {});
   ~Pipeline();
 
   // Blocks: until the first stage is done and all items have passed, or a stage failed. Every item
@@ -84,7 +86,8 @@ class Pipeline {
   const std::vector<Stage*> stages_;
   const std::vector<std::size_t> capacities_;
   Clock* const clock_;
-  std::vector<std::unique_ptr<Link>> links_;  // links_[s] lies between stage s and s + 1.
+  const std::vector<std::vector<int>> units_;  // (stages), or none.
+  std::vector<std::unique_ptr<Link>> links_;   // links_[s] lies between stage s and s + 1.
   mutable Mutex mu_;
   Status failure_ TERRACE_GUARDED_BY(mu_);
   std::vector<StageReport> times_ TERRACE_GUARDED_BY(mu_);

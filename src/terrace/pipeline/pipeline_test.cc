@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "terrace/base/core_binding.h"
 #include "terrace/base/log.h"
 #include "terrace/base/thread.h"
 
@@ -184,6 +185,36 @@ TEST(Pipeline, CapacitiesFollowTheStagesTimes) {
   EXPECT_EQ(ChannelCapacities(4, slow_pull, {}), (std::vector<std::size_t>{1, 3, 1}));
   const std::size_t fixed[3] = {7, 0, 2};
   EXPECT_EQ(ChannelCapacities(4, slow_pull, fixed), (std::vector<std::size_t>{7, 3, 2}));
+}
+
+// Notes where its thread may run.
+class Bound final : public Stage {
+ public:
+  explicit Bound(Stage* stage) : stage_(stage) {}
+  const std::string& name() const override { return stage_->name(); }
+  Status Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* done) override {
+    TERRACE_ASSIGN_OR_RETURN(units, CurrentUnits());
+    return stage_->Process(std::move(item), emit, done);
+  }
+  std::vector<int> units;
+
+ private:
+  Stage* const stage_;
+};
+
+TEST(Pipeline, EachStageRunsWhereItIsBound) {
+  const std::vector<int> before = CurrentUnits().value();
+  Source source(3);
+  Repeat repeat(1, kNever);
+  Sink sink(kNever);
+  Bound first(&source), second(&repeat), last(&sink);
+  Pipeline pipeline({&first, &second, &last}, {1, 1}, Clock::Real(),
+                    {{before.front()}, {}, {before.back()}});
+  ASSERT_TRUE(pipeline.Run().ok());
+  EXPECT_EQ(first.units, std::vector<int>{before.front()});
+  EXPECT_EQ(second.units, before);
+  EXPECT_EQ(last.units, std::vector<int>{before.back()});
+  EXPECT_EQ(CurrentUnits().value(), before) << "the caller's own binding comes back";
 }
 
 }  // namespace

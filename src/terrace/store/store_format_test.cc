@@ -17,18 +17,10 @@
 namespace terrace {
 namespace {
 
+using io_testing::ReadAll;
+using io_testing::Replace;
+
 constexpr std::uint64_t kQuota = 1 << 30;
-
-std::string ReadAll(FileSystem* fs, const std::string& path) {
-  auto text = ReadFileToString(fs, path);
-  EXPECT_TRUE(text.ok()) << text.status().ToString();
-  return text.ok() ? *text : std::string();
-}
-
-void Replace(FileSystem* fs, const std::string& path, const std::string& content) {
-  ASSERT_TRUE(
-      WriteFileAtomically(fs, path, std::as_bytes(std::span(content.data(), content.size()))).ok());
-}
 
 // Three files: rows, some of them overwritten, one erased.
 void MakeGolden(StoreHarness* harness) {

@@ -113,7 +113,9 @@ Status StoreImpl::Prepare() {
   {
     MutexLock lock(&read_mu_);
     TERRACE_ASSIGN_OR_RETURN(read_buffer_, HugeBuffer::Allocate(buffer_bytes));
-    TERRACE_ASSIGN_OR_RETURN(read_queue_, fs_->NewReadQueue(options_.read_queue));
+    ReadQueueOptions queue = options_.read_queue;
+    queue.buffer = read_buffer_.span();
+    TERRACE_ASSIGN_OR_RETURN(read_queue_, fs_->NewReadQueue(queue));
     if (options_.read_threads > 1) {
       read_workers_ = std::make_unique<WorkerGroup>("store-read", options_.read_threads, nullptr,
                                                     ThreadPriority::kYielding);

@@ -16,18 +16,11 @@
 namespace terrace {
 namespace {
 
+using io_testing::ReadAll;
+using io_testing::Replace;
+
 constexpr std::uint64_t kQuota = std::uint64_t{1} << 30;
 constexpr std::uint64_t kMemory = std::uint64_t{64} << 20;
-
-std::string ReadAll(FileSystem* fs, const std::string& path) {
-  auto text = ReadFileToString(fs, path);
-  EXPECT_TRUE(text.ok()) << text.status().ToString();
-  return text.ok() ? *text : std::string();
-}
-
-void Replace(FileSystem* fs, const std::string& path, const std::string& content) {
-  TERRACE_ASSERT_OK(WriteFileAtomically(fs, path, std::as_bytes(std::span(content))));
-}
 
 // Rows that were overwritten, erased and compacted.
 void MakeStore(StoreHarness* harness, Rng* rng) {
@@ -136,21 +129,23 @@ void RepairOnce(std::uint64_t seed, std::uint64_t most_damaged) {
   MemoryFileSystem fs;
   StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
   harness.key_range = 200 + rng.Below(500);
-  MakeStore(&harness, &rng);
+  ASSERT_NO_FATAL_FAILURE(MakeStore(&harness, &rng));
   const ManifestReference reference = harness.manifests().at(1);
   const RowMap model = harness.model();
   harness.Abandon();
   const ScrubOptions options = harness.scrub_options();
   Scrubbed before;
-  Scrub(&fs, harness, reference, &before);
+  ASSERT_NO_FATAL_FAILURE(Scrub(&fs, harness, reference, &before));
   ASSERT_TRUE(before.damaged.empty());
   for (std::uint64_t i = 0; i < 1 + rng.Below(most_damaged); ++i) {
     const Manifest::File& file = before.manifest.files[rng.Below(before.manifest.files.size())];
     const std::string path = JoinPath(options.directory, ParameterFileName(file.id));
-    if (fs.Stat(path).ok() && fs.Stat(path)->size > 0) Damage(&fs, path, &rng);
+    if (fs.Stat(path).ok() && fs.Stat(path)->size > 0) {
+      ASSERT_NO_FATAL_FAILURE(Damage(&fs, path, &rng));
+    }
   }
   Scrubbed scrubbed;
-  Scrub(&fs, harness, reference, &scrubbed);
+  ASSERT_NO_FATAL_FAILURE(Scrub(&fs, harness, reference, &scrubbed));
   // Bits may have been flipped back, and bytes replaced by equal ones; all else is found.
   auto losses = FindLosses(&fs, options, scrubbed.manifest, scrubbed.damaged, kMemory);
   TERRACE_ASSERT_OK(losses.status());
@@ -184,11 +179,17 @@ void RepairOnce(std::uint64_t seed, std::uint64_t most_damaged) {
 }
 
 TEST(StoreRepair, OneDamagedFile) {
-  for (std::uint64_t seed = 1; seed <= 300 && !HasFailure(); ++seed) RepairOnce(seed, 1);
+  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+    ASSERT_NO_FATAL_FAILURE(RepairOnce(seed, 1));
+    ASSERT_FALSE(HasFailure()) << "seed " << seed;
+  }
 }
 
 TEST(StoreRepair, ManyDamagedFiles) {
-  for (std::uint64_t seed = 1001; seed <= 1200 && !HasFailure(); ++seed) RepairOnce(seed, 12);
+  for (std::uint64_t seed = 1001; seed <= 1200; ++seed) {
+    ASSERT_NO_FATAL_FAILURE(RepairOnce(seed, 12));
+    ASSERT_FALSE(HasFailure()) << "seed " << seed;
+  }
 }
 
 // An erased key whose deletion record is damaged stays erased.
@@ -204,7 +205,7 @@ TEST(StoreRepair, ADamagedDeletionStaysOne) {
   bytes[kBlockBytes + 30] ^= 1;
   Replace(&fs, path, bytes);
   Scrubbed scrubbed;
-  Scrub(&fs, harness, harness.manifests().at(1), &scrubbed);
+  ASSERT_NO_FATAL_FAILURE(Scrub(&fs, harness, harness.manifests().at(1), &scrubbed));
   ASSERT_EQ(scrubbed.damaged.size(), 1u);
   EXPECT_EQ(scrubbed.damaged[0]->whole, 1u);
   auto losses =
@@ -229,7 +230,7 @@ TEST(StoreRepair, TooManySuspectsAreAnError) {
   TERRACE_ASSERT_OK(harness.Commit());
   TERRACE_ASSERT_OK(fs.Remove(JoinPath(harness.options()->directory, ParameterFileName(2))));
   Scrubbed scrubbed;
-  Scrub(&fs, harness, harness.manifests().at(1), &scrubbed);
+  ASSERT_NO_FATAL_FAILURE(Scrub(&fs, harness, harness.manifests().at(1), &scrubbed));
   auto losses = FindLosses(&fs, harness.scrub_options(), scrubbed.manifest, scrubbed.damaged, 100);
   EXPECT_EQ(losses.status().code(), StatusCode::kOutOfMemory) << losses.status().ToString();
   losses = FindLosses(&fs, harness.scrub_options(), scrubbed.manifest, scrubbed.damaged, kMemory);

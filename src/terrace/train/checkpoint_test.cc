@@ -17,6 +17,8 @@
 namespace terrace {
 namespace {
 
+using io_testing::ReadAll;
+using io_testing::Replace;
 using testing::HasSubstr;
 using Mode = RunFolder::Mode;
 
@@ -72,15 +74,6 @@ Checkpoint CheckpointWithFilter(RunFolder* run, std::uint64_t id, std::uint32_t 
   return checkpoint;
 }
 
-std::string Read(FileSystem* fs, const std::string& path) {
-  Result<std::string> text = ReadFileToString(fs, path);
-  return text.ok() ? *text : text.status().ToString();
-}
-
-void Write(FileSystem* fs, const std::string& path, const std::string& text) {
-  TERRACE_ASSERT_OK(WriteFileAtomically(fs, path, std::as_bytes(std::span(text))));
-}
-
 // Writes dense state and checkpoint as the trainer does.
 Status Commit(RunFolder* run, std::uint64_t id) {
   Checkpoint checkpoint = SampleCheckpoint(id);
@@ -106,8 +99,8 @@ class RunFolderTest : public testing::Test {
     TERRACE_ASSERT_OK(Commit(run->get(), 1));
     TERRACE_ASSERT_OK(Commit(run->get(), 2));
     TERRACE_ASSERT_OK(fs_.MakeDirectories((*run)->StoreDirectory("default", 0)));
-    Write(&fs_, (*run)->StoreDirectory("default", 0) + "/file", "rows");
-    Write(&fs_, "/runs/a/metrics.jsonl", "{}\n");
+    Replace(&fs_, (*run)->StoreDirectory("default", 0) + "/file", "rows");
+    Replace(&fs_, "/runs/a/metrics.jsonl", "{}\n");
   }
   bool Exists(const std::string& path) { return fs_.Stat(path).ok(); }
 
@@ -171,12 +164,12 @@ TEST_F(RunFolderTest, GoldenFilesAreReadAndWrittenTheSame) {
   TERRACE_ASSERT_OK((*run)->WriteDense(12, SampleDense()));
   TERRACE_ASSERT_OK((*run)->WriteCheckpoint(checkpoint));
   const std::string testdata = TERRACE_TESTDATA;
-  EXPECT_EQ(Read(FileSystem::Posix(), testdata + "/checkpoint_v1.golden"),
-            Read(&fs_, "/runs/a/checkpoints/checkpoint-00000012"));
-  EXPECT_EQ(Read(FileSystem::Posix(), testdata + "/dense_v1.golden"),
-            Read(&fs_, "/runs/a/dense/dense-00000012"));
+  EXPECT_EQ(ReadAll(FileSystem::Posix(), testdata + "/checkpoint_v1.golden"),
+            ReadAll(&fs_, "/runs/a/checkpoints/checkpoint-00000012"));
+  EXPECT_EQ(ReadAll(FileSystem::Posix(), testdata + "/dense_v1.golden"),
+            ReadAll(&fs_, "/runs/a/dense/dense-00000012"));
   // The marker holds the time and an id: it is only read.
-  Write(&fs_, "/runs/a/RUN", Read(FileSystem::Posix(), testdata + "/run_v1.golden"));
+  Replace(&fs_, "/runs/a/RUN", ReadAll(FileSystem::Posix(), testdata + "/run_v1.golden"));
   TERRACE_EXPECT_OK(Open(Mode::kRead));
 }
 
@@ -186,10 +179,10 @@ TEST_F(RunFolderTest, GoldenFilesOfAdmissionAreReadAndWrittenTheSame) {
   const Checkpoint checkpoint = CheckpointWithFilter(run->get(), 12, 300);
   TERRACE_ASSERT_OK((*run)->WriteCheckpoint(checkpoint));
   const std::string testdata = TERRACE_TESTDATA;
-  EXPECT_EQ(Read(FileSystem::Posix(), testdata + "/checkpoint_v2.golden"),
-            Read(&fs_, "/runs/a/checkpoints/checkpoint-00000012"));
-  EXPECT_EQ(Read(FileSystem::Posix(), testdata + "/filter_v1.golden"),
-            Read(&fs_, "/runs/a/admission/filter-00000012-default"));
+  EXPECT_EQ(ReadAll(FileSystem::Posix(), testdata + "/checkpoint_v2.golden"),
+            ReadAll(&fs_, "/runs/a/checkpoints/checkpoint-00000012"));
+  EXPECT_EQ(ReadAll(FileSystem::Posix(), testdata + "/filter_v1.golden"),
+            ReadAll(&fs_, "/runs/a/admission/filter-00000012-default"));
   Result<Checkpoint> back = (*run)->ReadCheckpoint(12);
   TERRACE_ASSERT_OK(back);
   const auto filter = AdmissionFilter::Create("default", kAdmission).value();
@@ -205,24 +198,24 @@ TEST_F(RunFolderTest, EveryByteOfAFilterIsChecked) {
   TERRACE_ASSERT_OK(run);
   const Checkpoint checkpoint = CheckpointWithFilter(run->get(), 2, 300);
   const std::string path = "/runs/a/admission/filter-00000002-default";
-  const std::string whole = Read(&fs_, path);
+  const std::string whole = ReadAll(&fs_, path);
   const auto filter = AdmissionFilter::Create("default", kAdmission).value();
   const auto read = [&] { return (*run)->ReadFilter(checkpoint, "default", filter.get()); };
   TERRACE_ASSERT_OK(read());
   for (std::size_t i = 0; i < whole.size(); ++i) {
     std::string broken = whole;
     broken[i] = static_cast<char>(broken[i] ^ (1 << (i % 8)));
-    Write(&fs_, path, broken);
+    Replace(&fs_, path, broken);
     ASSERT_EQ(read().code(), StatusCode::kCorruption) << "byte " << i;
     ASSERT_THAT(read().message(), HasSubstr(path));
   }
   for (std::size_t size : {std::size_t{0}, std::size_t{63}, whole.size() / 2, whole.size() - 1}) {
-    Write(&fs_, path, whole.substr(0, size));
+    Replace(&fs_, path, whole.substr(0, size));
     EXPECT_EQ(read().code(), StatusCode::kCorruption);
   }
   // A sound one of another checkpoint.
   CheckpointWithFilter(run->get(), 3, 301);
-  Write(&fs_, path, Read(&fs_, "/runs/a/admission/filter-00000003-default"));
+  Replace(&fs_, path, ReadAll(&fs_, "/runs/a/admission/filter-00000003-default"));
   EXPECT_THAT(read().message(), HasSubstr("another file than the one named"));
   TERRACE_ASSERT_OK(fs_.Remove(path));
   EXPECT_EQ(read().code(), StatusCode::kNotFound);
@@ -239,8 +232,8 @@ TEST_F(RunFolderTest, FiltersGoWithTheirCheckpoint) {
     TERRACE_ASSERT_OK((*run)->DropCheckpoint(2));
     EXPECT_FALSE(Exists("/runs/a/admission/filter-00000002-default"));
   }
-  Write(&fs_, "/runs/a/admission/filter-00000009-x-y.tmp", "stray");
-  Write(&fs_, "/runs/a/admission/notes", "mine");
+  Replace(&fs_, "/runs/a/admission/filter-00000009-x-y.tmp", "stray");
+  Replace(&fs_, "/runs/a/admission/notes", "mine");
   Result<std::unique_ptr<RunFolder>> run = Open(Mode::kResume);
   TERRACE_ASSERT_OK(run);
   TERRACE_ASSERT_OK((*run)->RemoveStrays());
@@ -258,7 +251,7 @@ TEST_F(RunFolderTest, NewFolderHasMarkerLockAndPlaces) {
   EXPECT_EQ((*run)->StoreDirectory("ads", 3), "/runs/a/rows/ads/shard-3");
   EXPECT_EQ((*run)->RecordedDirectory("ads", 3), "rows/ads/shard-3");
   EXPECT_TRUE(Exists("/runs/a/RUN"));
-  EXPECT_EQ(Read(&fs_, "/runs/a/LOCK"), fmt::format("{}\n", getpid()));
+  EXPECT_EQ(ReadAll(&fs_, "/runs/a/LOCK"), fmt::format("{}\n", getpid()));
   EXPECT_EQ((*run)->ListCheckpoints()->size(), 0u);
 }
 
@@ -273,17 +266,17 @@ TEST_F(RunFolderTest, AnExistingRunIsRefusedWithBothWaysOut) {
 
 TEST_F(RunFolderTest, ForeignFilesAreNeverTouched) {
   TERRACE_ASSERT_OK(fs_.MakeDirectories("/runs/a/photos"));
-  Write(&fs_, "/runs/a/thesis.txt", "mine");
+  Replace(&fs_, "/runs/a/thesis.txt", "mine");
   for (Mode mode : {Mode::kNew, Mode::kResume, Mode::kOverwrite}) {
     EXPECT_THAT(Error(mode), HasSubstr("holds no run but other files (photos, thesis.txt)"));
   }
-  EXPECT_EQ(Read(&fs_, "/runs/a/thesis.txt"), "mine");
+  EXPECT_EQ(ReadAll(&fs_, "/runs/a/thesis.txt"), "mine");
   EXPECT_FALSE(Exists("/runs/a/LOCK"));
   EXPECT_THAT(Error(Mode::kRead), HasSubstr("holds no run"));
 }
 
 TEST_F(RunFolderTest, OutputThatIsAFile) {
-  Write(&fs_, "/runs/a", "text");
+  Replace(&fs_, "/runs/a", "text");
   for (Mode mode : {Mode::kNew, Mode::kResume, Mode::kOverwrite}) {
     EXPECT_THAT(Error(mode), HasSubstr("output '/runs/a' is a file"));
   }
@@ -301,7 +294,7 @@ TEST_F(RunFolderTest, ResumeWithoutACheckpointStartsCleanly) {
     Result<std::unique_ptr<RunFolder>> run = Open(Mode::kNew);
     TERRACE_ASSERT_OK(run);
     TERRACE_ASSERT_OK(fs_.MakeDirectories("/runs/a/rows/default/shard-0"));
-    Write(&fs_, "/runs/a/rows/default/shard-0/file", "half a row");
+    Replace(&fs_, "/runs/a/rows/default/shard-0/file", "half a row");
   }
   TERRACE_ASSERT_OK(Open(Mode::kResume));
   EXPECT_FALSE(Exists("/runs/a/rows"));
@@ -323,21 +316,21 @@ TEST_F(RunFolderTest, ResumeKeepsWhatIsThere) {
 TEST_F(RunFolderTest, ARunWithBrokenCheckpointsIsNotStartedAnew) {
   MakeRun();
   for (int id : {1, 2})
-    Write(&fs_, fmt::format("/runs/a/checkpoints/checkpoint-0000000{}", id), "");
+    Replace(&fs_, fmt::format("/runs/a/checkpoints/checkpoint-0000000{}", id), "");
   EXPECT_THAT(Error(Mode::kResume), HasSubstr("no checkpoint in '/runs/a' can be read"));
   EXPECT_TRUE(Exists("/runs/a/rows/default/shard-0/file"));
 }
 
 TEST_F(RunFolderTest, OverwriteDeletesTheRunAndNothingElse) {
   MakeRun();
-  Write(&fs_, "/runs/a/notes.txt", "mine");
+  Replace(&fs_, "/runs/a/notes.txt", "mine");
   Result<std::unique_ptr<RunFolder>> run = Open(Mode::kOverwrite);
   TERRACE_ASSERT_OK(run);
   EXPECT_TRUE((*run)->ListCheckpoints()->empty());
   EXPECT_FALSE(Exists("/runs/a/rows"));
   EXPECT_FALSE(Exists("/runs/a/metrics.jsonl"));
   EXPECT_TRUE(Exists("/runs/a/RUN"));
-  EXPECT_EQ(Read(&fs_, "/runs/a/notes.txt"), "mine");
+  EXPECT_EQ(ReadAll(&fs_, "/runs/a/notes.txt"), "mine");
 }
 
 TEST_F(RunFolderTest, RowsOnSsdPathsFollowTheRun) {
@@ -353,10 +346,10 @@ TEST_F(RunFolderTest, RowsOnSsdPathsFollowTheRun) {
     EXPECT_THAT((*run)->StoreDirectory("t", 2), HasSubstr("/ssd0/a-"));
     EXPECT_EQ((*run)->ResolveDirectory((*run)->RecordedDirectory("t", 0)), first);
     TERRACE_ASSERT_OK(fs_.MakeDirectories(first));
-    Write(&fs_, first + "/file", "rows");
+    Replace(&fs_, first + "/file", "rows");
     TERRACE_ASSERT_OK(Commit(run->get(), 1));
   }
-  Write(&fs_, "/ssd0/other.txt", "mine");
+  Replace(&fs_, "/ssd0/other.txt", "mine");
   job_.ssd.shards = 2;
   EXPECT_THAT(Error(Mode::kResume), HasSubstr("ssd.shards: the run has 3, the job now says 2"));
   job_.ssd.paths = {"/ssd0"};
@@ -364,7 +357,7 @@ TEST_F(RunFolderTest, RowsOnSsdPathsFollowTheRun) {
   TERRACE_ASSERT_OK(Open(Mode::kOverwrite));
   EXPECT_FALSE(Exists(first + "/file"));
   EXPECT_EQ(fs_.List("/ssd1")->size(), 0u);
-  EXPECT_EQ(Read(&fs_, "/ssd0/other.txt"), "mine");
+  EXPECT_EQ(ReadAll(&fs_, "/ssd0/other.txt"), "mine");
 }
 
 TEST_F(RunFolderTest, OverwriteRefusesAnSsdFolderWithoutOurMarker) {
@@ -376,9 +369,9 @@ TEST_F(RunFolderTest, OverwriteRefusesAnSsdFolderWithoutOurMarker) {
     folder = "/ssd0/" + fs_.List("/ssd0")->at(0).name;
   }
   TERRACE_ASSERT_OK(fs_.Remove(folder + "/RUN"));
-  Write(&fs_, folder + "/thesis.txt", "mine");
+  Replace(&fs_, folder + "/thesis.txt", "mine");
   EXPECT_THAT(Error(Mode::kOverwrite), HasSubstr("does not carry its marker RUN"));
-  EXPECT_EQ(Read(&fs_, folder + "/thesis.txt"), "mine");
+  EXPECT_EQ(ReadAll(&fs_, folder + "/thesis.txt"), "mine");
   EXPECT_TRUE(Exists("/runs/a/RUN"));
 }
 
@@ -424,18 +417,18 @@ TEST_F(RunFolderTest, EveryByteOfACheckpointIsChecked) {
   const Checkpoint checkpoint = *(*run)->ReadCheckpoint(2);
   for (const std::string name : {"checkpoints/checkpoint-00000002", "dense/dense-00000002"}) {
     const std::string path = "/runs/a/" + name;
-    const std::string whole = Read(&fs_, path);
+    const std::string whole = ReadAll(&fs_, path);
     for (std::size_t i = 0; i < whole.size(); ++i) {
       std::string broken = whole;
       broken[i] = static_cast<char>(broken[i] ^ (1 << (i % 8)));
-      Write(&fs_, path, broken);
+      Replace(&fs_, path, broken);
       const Status status = name.starts_with("dense") ? (*run)->ReadDense(checkpoint).status()
                                                       : (*run)->ReadCheckpoint(2).status();
       ASSERT_EQ(status.code(), StatusCode::kCorruption) << name << " byte " << i;
       ASSERT_THAT(status.message(), HasSubstr(path));
     }
     for (std::size_t size : {std::size_t{0}, std::size_t{63}, whole.size() / 2, whole.size() - 1}) {
-      Write(&fs_, path, whole.substr(0, size));
+      Replace(&fs_, path, whole.substr(0, size));
       const Status status = name.starts_with("dense") ? (*run)->ReadDense(checkpoint).status()
                                                       : (*run)->ReadCheckpoint(2).status();
       ASSERT_EQ(status.code(), StatusCode::kCorruption);
@@ -444,19 +437,19 @@ TEST_F(RunFolderTest, EveryByteOfACheckpointIsChecked) {
       EXPECT_EQ(*(*run)->ListCheckpoints(), std::vector<std::uint64_t>{1});
       EXPECT_EQ(HoldNewestCheckpoint(run->get())->checkpoint.id, 1u);
     }
-    Write(&fs_, path, whole);
+    Replace(&fs_, path, whole);
   }
   // Another checkpoint under this name.
-  Write(&fs_, "/runs/a/checkpoints/checkpoint-00000002",
-        Read(&fs_, "/runs/a/checkpoints/checkpoint-00000001"));
+  Replace(&fs_, "/runs/a/checkpoints/checkpoint-00000002",
+          ReadAll(&fs_, "/runs/a/checkpoints/checkpoint-00000001"));
   EXPECT_EQ((*run)->ReadCheckpoint(2).status().code(), StatusCode::kCorruption);
 }
 
 TEST_F(RunFolderTest, StraysGoAndNamedFilesStay) {
   MakeRun();
-  Write(&fs_, "/runs/a/dense/dense-00000009", "stray");
-  Write(&fs_, "/runs/a/checkpoints/checkpoint-00000009.tmp", "stray");
-  Write(&fs_, "/runs/a/notes.tmp", "mine");
+  Replace(&fs_, "/runs/a/dense/dense-00000009", "stray");
+  Replace(&fs_, "/runs/a/checkpoints/checkpoint-00000009.tmp", "stray");
+  Replace(&fs_, "/runs/a/notes.tmp", "mine");
   Result<std::unique_ptr<RunFolder>> run = Open(Mode::kResume);
   TERRACE_ASSERT_OK(run);
   TERRACE_ASSERT_OK((*run)->RemoveStrays());

@@ -55,6 +55,7 @@ struct Job {
   std::uint64_t seed = 0;
   std::string device = "cpu";
   std::string output;
+  std::string binding = "auto";  // auto | off
   DataOptions train_data;
   DataOptions validation_data;  // files empty and rows 0: no validation
   bool has_validation = false;

@@ -249,6 +249,11 @@ void AddRun(Builder* b) {
        "output", [](Job & job, const std::string&) -> auto& { return job.output; },
        "The run's folder: everything lies there unless ssd.paths says otherwise.")
       .default_note = "required";
+  b->Word(
+      "binding", [](Job & job, const std::string&) -> auto& { return job.binding; },
+      {"auto", "off"},
+      "auto: I/O, reading, pulling and training each have cores of their own where these are "
+      "enough for their threads, and memory comes from all NUMA nodes in turn.");
 }
 
 void AddData(Builder* b) {

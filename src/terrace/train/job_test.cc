@@ -5,35 +5,26 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "terrace/base/rng.h"
 #include "terrace/train/job_keys.h"
-#include "terrace/train/run_reader.h"
+#include "terrace/train/testing/small_job.h"
 
 namespace terrace {
 namespace {
 
-constexpr const char* kSmall =
-    "output: runs/a\n"
-    "data: {format: criteo, train: [a.tsv]}\n";
-
-Result<Job> Parse(const std::string& yaml, const std::vector<std::string>& overrides = {}) {
-  return ParseJob(yaml, "j.yaml", overrides);
-}
-
-// The small job with further lines; they begin at line 3.
+// The small job with further lines.
 std::string ErrorOf(const std::string& lines, const std::vector<std::string>& overrides = {}) {
-  Result<Job> job = Parse(kSmall + lines, overrides);
+  Result<Job> job = Parse(kSmallJob + lines, overrides);
   if (job.ok()) return "no error";
   EXPECT_EQ(job.status().code(), StatusCode::kInvalidArgument);
   return job.status().message();
 }
 
 TEST(ParseJob, TwoLinesAreAWholeJob) {
-  Result<Job> job = Parse(kSmall);
+  Result<Job> job = Parse(kSmallJob);
   ASSERT_TRUE(job.ok()) << job.status().ToString();
   EXPECT_EQ(job->output, "runs/a");
   EXPECT_EQ(job->train_data.files, std::vector<std::string>{"a.tsv"});
@@ -91,11 +82,11 @@ checkpoint: {every_batches: 5, keep: 7}
 }
 
 TEST(ParseJob, TheGapOfReadsIsMeasuredUnlessGiven) {
-  Result<Job> job = Parse(kSmall);
+  Result<Job> job = Parse(kSmallJob);
   ASSERT_TRUE(job.ok()) << job.status().ToString();
   EXPECT_FALSE(job->ssd.merge_gap_bytes.has_value());
   for (const char* gap : {"auto", "0", "4096", "1MiB"}) {
-    job = Parse(kSmall + fmt::format("ssd: {{merge_gap: {}}}\n", gap));
+    job = Parse(kSmallJob + fmt::format("ssd: {{merge_gap: {}}}\n", gap));
     ASSERT_TRUE(job.ok()) << job.status().ToString();
     Result<Job> again = Parse(JobToYaml(*job));
     ASSERT_TRUE(again.ok()) << again.status().ToString();
@@ -103,12 +94,12 @@ TEST(ParseJob, TheGapOfReadsIsMeasuredUnlessGiven) {
     EXPECT_EQ(job->ssd.merge_gap_bytes.has_value(), std::string(gap) != "auto");
   }
   for (const char* gap : {"none", "[1]", "-1", "null"}) {
-    EXPECT_FALSE(Parse(kSmall + fmt::format("ssd: {{merge_gap: {}}}\n", gap)).ok()) << gap;
+    EXPECT_FALSE(Parse(kSmallJob + fmt::format("ssd: {{merge_gap: {}}}\n", gap)).ok()) << gap;
   }
 }
 
 TEST(ParseJob, EvictionPolicyAndItsSettings) {
-  Result<Job> job = Parse(kSmall);
+  Result<Job> job = Parse(kSmallJob);
   ASSERT_TRUE(job.ok()) << job.status().ToString();
   EXPECT_EQ(job->cache.eviction.type, EvictionType::kS3Fifo);
   const std::pair<const char*, EvictionType> cases[] = {
@@ -119,7 +110,7 @@ TEST(ParseJob, EvictionPolicyAndItsSettings) {
       {"lru_share: 0.25", EvictionType::kLruLfu},
       {"half_life: 3", EvictionType::kLruLfu}};
   for (const auto& [text, type] : cases) {
-    job = Parse(kSmall + fmt::format("cache: {{{}}}\n", text));
+    job = Parse(kSmallJob + fmt::format("cache: {{{}}}\n", text));
     ASSERT_TRUE(job.ok()) << job.status().ToString();
     EXPECT_EQ(job->cache.eviction.type, type) << text;
     Result<Job> again = Parse(JobToYaml(*job));
@@ -128,9 +119,9 @@ TEST(ParseJob, EvictionPolicyAndItsSettings) {
     EXPECT_EQ(again->cache.eviction.lru_share, job->cache.eviction.lru_share) << text;
     EXPECT_EQ(again->cache.eviction.half_life, job->cache.eviction.half_life) << text;
   }
-  EXPECT_EQ(Parse(std::string(kSmall) + "cache: {lru_share: 0.25}\n")->cache.eviction.lru_share,
+  EXPECT_EQ(Parse(std::string(kSmallJob) + "cache: {lru_share: 0.25}\n")->cache.eviction.lru_share,
             0.25);
-  EXPECT_EQ(Parse(std::string(kSmall) + "cache: {half_life: 3}\n")->cache.eviction.half_life, 3);
+  EXPECT_EQ(Parse(std::string(kSmallJob) + "cache: {half_life: 3}\n")->cache.eviction.half_life, 3);
 }
 
 TEST(ParseJob, SyntheticValidationFollowsTraining) {
@@ -274,6 +265,7 @@ TEST(ParseJob, CollectsAllProblemsInTheOrderOfLines) {
             "j.yaml:3: memory.budget is 1; legal: 1MiB or more\n"
             "--set pipeline.depth: pipeline.depth is 99; legal: 0 to 64\n"
             "--set nosuch: unknown key 'nosuch'; legal here: format_version, seed, device, output, "
+            "binding, "
             "data, table, tables, slots, network, training, validation, memory, ssd, cache, "
             "pipeline, checkpoint, metrics, resume");
 }
@@ -292,9 +284,9 @@ TEST(ParseJob, SyntaxErrorsNameTheLine) {
 
 TEST(ParseJob, OverridesAnyPath) {
   Result<Job> job =
-      Parse(kSmall, {"training.batch=1024", "training.minibatch=64", "data.train=[x, y]",
-                     "tables.ads.dim=3", "table.optimizer.learning_rate.warmup_steps=10",
-                     "network={hidden: [3], wide: yes}", "output=\"a=b\""});
+      Parse(kSmallJob, {"training.batch=1024", "training.minibatch=64", "data.train=[x, y]",
+                        "tables.ads.dim=3", "table.optimizer.learning_rate.warmup_steps=10",
+                        "network={hidden: [3], wide: yes}", "output=\"a=b\""});
   ASSERT_TRUE(job.ok()) << job.status().ToString();
   EXPECT_EQ(job->training.batch, 1024u);
   EXPECT_EQ(job->train_data.files, (std::vector<std::string>{"x", "y"}));
@@ -303,7 +295,7 @@ TEST(ParseJob, OverridesAnyPath) {
   EXPECT_EQ(job->table.learning_rate.base, 0.05);
   EXPECT_TRUE(job->network.wide);
   EXPECT_EQ(job->output, "a=b");
-  job = Parse(std::string(kSmall) + "table: {optimizer: {learning_rate: 0.3}}\n",
+  job = Parse(std::string(kSmallJob) + "table: {optimizer: {learning_rate: 0.3}}\n",
               {"table.optimizer.learning_rate.warmup_steps=10"});
   ASSERT_TRUE(job.ok()) << job.status().ToString();
   EXPECT_EQ(job->table.learning_rate.base, 0.3);
@@ -315,10 +307,10 @@ TEST(ParseJob, OverridesAnyPath) {
 }
 
 TEST(ParseJob, AdmissionIsOffUnlessAskedFor) {
-  Result<Job> job = Parse(kSmall);
+  Result<Job> job = Parse(kSmallJob);
   ASSERT_TRUE(job.ok()) << job.status().ToString();
   EXPECT_FALSE(job->table.admission.on());
-  job = Parse(std::string(kSmall) +
+  job = Parse(std::string(kSmallJob) +
               "table: {admit_after: 5, admit_filter: 1MiB}\n"
               "tables: {a: {}, b: {admit_after: 0}, c: {admit_filter: 2MiB}}\n");
   ASSERT_TRUE(job.ok()) << job.status().ToString();
@@ -332,52 +324,11 @@ TEST(ParseJob, AdmissionIsOffUnlessAskedFor) {
   EXPECT_EQ(JobToYaml(*again), JobToYaml(*job));
 }
 
-TEST(SchemaText, SaysWhenKeysGetRowsAndWhenRowsExpire) {
-  SegmentSpec segment;
-  segment.name = "embedding";
-  segment.dim = 2;
-  AdmissionSpec admission{7, 12345};
-  ExpirySpec expiry;
-  expiry.every_examples = 1000;
-  expiry.after = 77;
-  expiry.below = 1.0 / 3;
-  expiry.show_weight = 0.1 + 0.2;
-  expiry.click_weight = 1e20;
-  expiry.decay = 1 - 0x1p-52;
-  const std::string text = RowSchema::Create("t", {segment}, admission, expiry)->ToText();
-  const Result<AdmissionSpec> admits = AdmissionOfSchemaText(text);
-  ASSERT_TRUE(admits.ok()) << admits.status().ToString();
-  EXPECT_EQ(admits->after, 7u);
-  EXPECT_EQ(admits->filter_bytes, 12345u);
-  const Result<ExpiryRule> rule = ExpiryOfSchemaText(text);
-  ASSERT_TRUE(rule.ok()) << rule.status().ToString();
-  const ExpirySpec& read = rule->spec();
-  EXPECT_EQ(read.every_examples, 1000u);
-  EXPECT_EQ(read.after, 77u);
-  EXPECT_EQ(read.below, expiry.below);
-  EXPECT_EQ(read.show_weight, expiry.show_weight);
-  EXPECT_EQ(read.click_weight, expiry.click_weight);
-  EXPECT_EQ(read.decay, expiry.decay);
-  const std::string plain = RowSchema::Create("t", {segment})->ToText();
-  EXPECT_FALSE(AdmissionOfSchemaText(plain)->on());
-  EXPECT_FALSE(ExpiryOfSchemaText(plain)->on());
-  EXPECT_EQ(text.substr(0, plain.size()), plain);
-  for (const char* line : {"admission", "admission after 1 filter 4096", "admission after x"}) {
-    EXPECT_EQ(AdmissionOfSchemaText(line).status().code(), StatusCode::kCorruption) << line;
-  }
-  for (const char* line :
-       {"expiry", "expiry every 1 after 0 below 0 show_weight 0 click_weight 0 decay 1",
-        "expiry every 1 after 1 below 1 show_weight 2 click_weight 1 decay 1",
-        "expiry every 1 after 1 below 1 show_weight 0 click_weight 1 decay 2"}) {
-    EXPECT_EQ(ExpiryOfSchemaText(line).status().code(), StatusCode::kCorruption) << line;
-  }
-}
-
 TEST(ParseJob, ExpiryIsOffUnlessAskedFor) {
-  Result<Job> job = Parse(kSmall);
+  Result<Job> job = Parse(kSmallJob);
   ASSERT_TRUE(job.ok()) << job.status().ToString();
   EXPECT_FALSE(job->table.expiry.on());
-  job = Parse(std::string(kSmall) +
+  job = Parse(std::string(kSmallJob) +
               "table: {expire_every_examples: 1e6, expire_below: 0.3, expire_decay: 0.9}\n"
               "tables: {a: {}, b: {expire_every_examples: 0}, c: {expire_after: 7}}\n");
   ASSERT_TRUE(job.ok()) << job.status().ToString();
@@ -393,7 +344,7 @@ TEST(ParseJob, ExpiryIsOffUnlessAskedFor) {
 }
 
 TEST(ParseJob, TablesTakeWhatTheyLeaveOutFromTheDefault) {
-  Result<Job> job = Parse(std::string(kSmall) +
+  Result<Job> job = Parse(std::string(kSmallJob) +
                           "table: {dim: 5, optimizer: {type: adam, beta1: 0.5}, l2: 0.25}\n"
                           "tables: {a: {l2: 0}, b: {optimizer: {type: adam}}, c: {optimizer: "
                           "{type: ftrl}}}\n");
@@ -401,7 +352,7 @@ TEST(ParseJob, TablesTakeWhatTheyLeaveOutFromTheDefault) {
   ASSERT_FALSE(job.ok());
   EXPECT_THAT(job.status().message(), testing::HasSubstr("tables.c.l2 is not for ftrl"));
   job =
-      Parse(std::string(kSmall) +
+      Parse(std::string(kSmallJob) +
             "table: {dim: 5, optimizer: {type: adam, beta1: 0.5, learning_rate: 0.3}}\n"
             "tables: {a: {dim: 2}, b: {optimizer: {type: adam}}, c: {optimizer: {type: ftrl}}}\n");
   ASSERT_TRUE(job.ok()) << job.status().ToString();
@@ -464,7 +415,7 @@ TEST(JobToYaml, ReadsBackToTheSameJob) {
       const std::string value = RandomValue(key, &rng);
       if (!value.empty()) overrides.push_back(path + "=" + value);
     }
-    Result<Job> job = Parse(kSmall, overrides);
+    Result<Job> job = Parse(kSmallJob, overrides);
     for (int attempt = 0; !job.ok() && attempt < 12; ++attempt) {
       // Each message begins with its path: take those overrides out.
       std::vector<std::string> kept;
@@ -476,7 +427,7 @@ TEST(JobToYaml, ReadsBackToTheSameJob) {
       }
       if (kept.size() == overrides.size()) break;
       overrides = kept;
-      job = Parse(kSmall, overrides);
+      job = Parse(kSmallJob, overrides);
     }
     if (!job.ok()) continue;
     ++parsed;
@@ -524,132 +475,6 @@ TEST(Examples, AreWholeJobs) {
     Result<Job> job = ReadJob(FileSystem::Posix(), folder + "/" + file.name, {});
     EXPECT_TRUE(job.ok()) << job.status().ToString();
   }
-}
-
-// A source that has a schema and nothing else.
-class SchemaSource final : public ExampleSource {
- public:
-  explicit SchemaSource(DataSchema schema) : schema_(std::move(schema)) {}
-  const DataSchema& schema() const override { return schema_; }
-  Result<std::optional<Batch>> NextIn(std::uint32_t, std::uint32_t, Batch) override {
-    return std::optional<Batch>();
-  }
-  Status Seek(const DataCursor&) override { return OkStatus(); }
-  std::span<const InputFile> files() const override { return {}; }
-  SourceStats stats() const override { return {}; }
-  std::string IdentityText() const override { return "nothing"; }
-  void Cancel() override {}
-
- private:
-  const DataSchema schema_;
-};
-
-DataSchema ThreeSlots() { return {{{"C1", 1}, {"C2", 2}, {"C3", 3}}, {{"integers", 26}}}; }
-
-TEST(ModelPlan, SlotsLieSideBySideInTheirTables) {
-  Result<Job> job = Parse(std::string(kSmall) +
-                          "tables: {ads: {dim: 4}}\n"
-                          "slots: {C2: {table: ads, pooling: mean}, C3: {dim: 2}}\n"
-                          "network: {wide: true}\n");
-  ASSERT_TRUE(job.ok()) << job.status().ToString();
-  Result<ModelPlan> plan = MakeModelPlan(*job, ThreeSlots());
-  ASSERT_TRUE(plan.ok()) << plan.status().ToString();
-  ASSERT_EQ(plan->tables.size(), 3u);
-  EXPECT_EQ(plan->tables[0].schema.table(), "default");
-  EXPECT_EQ(plan->tables[1].schema.table(), "ads");
-  EXPECT_EQ(plan->tables[2].schema.table(), "default.dim2");
-  EXPECT_EQ(plan->tables[1].slots, std::vector<std::uint32_t>{1});
-  EXPECT_EQ(plan->slots[1].input_offset, 8u);
-  EXPECT_EQ(plan->slots[2].input_offset, 12u);
-  EXPECT_EQ(plan->slots[1].pooling, SlotJob::Pooling::kMean);
-  EXPECT_EQ(plan->inputs.embedding_width, 14u);
-  EXPECT_EQ(plan->inputs.dense_width, 26u);
-  EXPECT_TRUE(plan->inputs.wide);
-  ASSERT_NE(plan->tables[0].schema.FindSegment("wide"), nullptr);
-  EXPECT_EQ(plan->tables[0].schema.FindSegment("wide")->optimizer.type,
-            SparseOptimizerSpec::Type::kAdaGrad);
-}
-
-TEST(ModelPlan, RefusesWhatTheDataDoesNotHave) {
-  const auto error = [](const std::string& lines) {
-    Result<Job> job = Parse(kSmall + lines);
-    return job.ok() ? MakeModelPlan(*job, ThreeSlots()).status().message() : "the job is wrong";
-  };
-  EXPECT_EQ(error("slots: {c1: {dim: 3}}\n"),
-            "slots.c1: the data has no slot 'c1'; did you mean 'C1'?");
-  EXPECT_EQ(error("slots: {user: {dim: 3}}\n"),
-            "slots.user: the data has no slot 'user'; it has: C1, C2, C3");
-  EXPECT_EQ(error("tables: {ads: {}}\n"),
-            "tables.ads: no slot uses this table; give it one under slots, or take it out");
-}
-
-TEST(SchemaText, GivesTheFieldsBack) {
-  Result<Job> job = Parse(std::string(kSmall) +
-                          "table: {optimizer: {type: adam}}\n"
-                          "network: {wide: true}\n");
-  ASSERT_TRUE(job.ok()) << job.status().ToString();
-  const ModelPlan plan = *MakeModelPlan(*job, ThreeSlots());
-  const RowSchema& schema = plan.tables[0].schema;
-  Result<std::vector<RowField>> fields = FieldsOfSchemaText(schema.ToText());
-  ASSERT_TRUE(fields.ok()) << fields.status().ToString();
-  ASSERT_EQ(fields->size(), schema.fields().size());
-  for (std::size_t i = 0; i < fields->size(); ++i) {
-    const RowField& expected = schema.fields()[i];
-    EXPECT_EQ((*fields)[i].name, expected.name);
-    EXPECT_EQ((*fields)[i].offset, expected.offset);
-    EXPECT_EQ((*fields)[i].count, expected.count);
-    EXPECT_EQ((*fields)[i].type, expected.type);
-  }
-  EXPECT_FALSE(FieldsOfSchemaText("row 1\nfield show offset x\n").ok());
-  EXPECT_FALSE(FieldsOfSchemaText("").ok());
-}
-
-TEST(IdentifyingSettings, DifferWhereTheBitsWould) {
-  const SchemaSource source(ThreeSlots());
-  const auto settings = [&source](const std::string& lines) {
-    Result<Job> job = Parse(kSmall + lines);
-    EXPECT_TRUE(job.ok()) << job.status().ToString();
-    Result<ModelPlan> plan = MakeModelPlan(*job, source.schema());
-    EXPECT_TRUE(plan.ok()) << plan.status().ToString();
-    return IdentifyingSettings(*job, *plan, source);
-  };
-  const auto base = settings("");
-  for (const char* same :
-       {"device: auto\n", "memory: {budget: 1GiB}\n", "training: {batch: 1024}\n",
-        "slots: {C1: {dim: 8}}\n", "pipeline: {depth: 0}\n", "checkpoint: {keep: 5}\n",
-        "cache: {policy: pass_lfu}\n", "cache: {policy: lru_lfu, lru_share: 0.1}\n",
-        "ssd: {quota: 1GiB, io_threads: 4, read: whole_file, merge_gap: 1KiB}\n",
-        "validation: {every_examples: 100}\n"}) {
-    EXPECT_EQ(settings(same), base) << same;
-  }
-  std::set<std::string> seen;
-  for (const char* other : {"seed: 1\n",
-                            "training: {threads: 1}\n",
-                            "training: {minibatch: 256}\n",
-                            "table: {dim: 9}\n",
-                            "table: {l2: 0.1}\n",
-                            "table: {optimizer: {learning_rate: 0.06}}\n",
-                            "table: {optimizer: {learning_rate: {base: 0.05, warmup_steps: 1}}}\n",
-                            "table: {optimizer: {epsilon: 1e-7}}\n",
-                            "table: {optimizer: {type: ftrl}}\n",
-                            "table: {optimizer: {type: ftrl, l1: 0.5}}\n",
-                            "table: {optimizer: {type: ftrl, learning_rate: 0.5}}\n",
-                            "table: {optimizer: {type: adam, beta2: 0.5}}\n",
-                            "network: {wide: true, wide_l2: 0.5}\n",
-                            "network: {wide: true, wide_optimizer: {learning_rate: 0.5}}\n",
-                            "table: {initializer: {scale: 0.02}}\n",
-                            "slots: {C1: {pooling: mean}}\n",
-                            "network: {wide: true}\n",
-                            "network: {hidden: [2]}\n",
-                            "network: {optimizer: {l2: 0.1}}\n",
-                            "network: {optimizer: {clip_norm: 1}}\n",
-                            "network: {optimizer: {learning_rate: 0.002}}\n"}) {
-    const auto differing = settings(other);
-    EXPECT_NE(differing, base) << other;
-    EXPECT_TRUE(seen.insert(fmt::format("{}", fmt::join(differing, "|"))).second) << other;
-  }
-  EXPECT_EQ(base.back().first, "processor");
-  EXPECT_THAT(base.back().second, testing::Not(testing::IsEmpty()));
 }
 
 TEST(LearningRate, WarmsUpAndFalls) {

@@ -1,12 +1,8 @@
-// RunFolder: the folder of a run, its marker, its lock and its checkpoints.
+// RunFolderImpl: the folder of a run, its marker and its lock.
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
-#include <functional>
-#include <optional>
-#include <set>
 
 #include <fmt/format.h>
 
@@ -14,38 +10,21 @@
 #include "terrace/base/log.h"
 #include "terrace/base/rng.h"
 #include "terrace/base/sync_point.h"
-#include "terrace/train/checkpoint.h"
-#include "terrace/train/run_marker.h"
+#include "terrace/train/run_folder_impl.h"
 
 namespace terrace {
 namespace {
 
-constexpr std::string_view kCheckpointMagic = "TERRCKPT";
-constexpr std::string_view kDenseMagic = "TERRDENS";
-constexpr std::string_view kFilterMagic = "TERRADMF";
-constexpr std::uint32_t kDenseVersion = 1;
-constexpr std::uint32_t kFilterVersion = 1;
-static_assert(AdmissionFilter::kFrameRoomBytes == kFrameHeaderBytes);
 constexpr const char* kLock = "LOCK";
 // What a run makes in its folder, beside marker and lock.
 constexpr const char* kContents[] = {"checkpoints", "dense",         "admission",   "rows",
                                      "job.yaml",    "metrics.jsonl", "summary.json"};
-
-std::span<const std::byte> Bytes(const std::string& text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
 
 Result<bool> Exists(FileSystem* fs, const std::string& path) {
   Result<FileInfo> info = fs->Stat(path);
   if (info.ok()) return true;
   if (info.status().code() == StatusCode::kNotFound) return false;
   return info.status();
-}
-
-// NotFound is fine.
-Status RemoveFile(FileSystem* fs, const std::string& path) {
-  Status status = fs->Remove(path);
-  return status.code() == StatusCode::kNotFound ? OkStatus() : status;
 }
 
 std::string Absolute(const std::string& path) {
@@ -60,23 +39,6 @@ std::vector<std::string> AbsoluteAll(const std::vector<std::string>& paths) {
   std::vector<std::string> result;
   for (const std::string& path : paths) result.push_back(Absolute(path));
   return result;
-}
-
-// The number of "checkpoint-00000012"; nullopt: no such name.
-std::optional<std::uint64_t> NumberOf(const std::string& name, std::string_view prefix) {
-  if (!name.starts_with(prefix)) return std::nullopt;
-  const char* begin = name.data() + prefix.size();
-  const char* end = name.data() + name.size();
-  std::uint64_t number = 0;
-  auto [rest, error] = std::from_chars(begin, end, number);
-  if (error != std::errc() || rest != end || end - begin < 8) return std::nullopt;
-  return number;
-}
-
-// The same of "filter-00000012-<table>".
-std::optional<std::uint64_t> NumberOfFilter(const std::string& name) {
-  constexpr std::string_view kPrefix = "filter-";
-  return NumberOf(name.substr(0, name.find('-', kPrefix.size())), kPrefix);
 }
 
 // The marker that a run must have had, by one of its checkpoints: shard s of a table lies on path s
@@ -104,75 +66,7 @@ RunMarker MarkerOf(const Checkpoint& checkpoint, const std::vector<std::string>&
   return marker;
 }
 
-class RunFolderImpl final : public RunFolder {
- public:
-  RunFolderImpl(FileSystem* fs, std::string path, const Job* job)
-      : fs_(fs), path_(std::move(path)), job_(job) {}
-
-  Status OpenForReading();
-  // For kScrub and kRepair.
-  Status OpenDamaged(Mode mode);
-  Status OpenForWriting(Mode mode);
-
-  const std::string& path() const override { return path_; }
-  std::string StoreDirectory(const std::string& table, std::uint32_t shard) const override {
-    return ResolveDirectory(RecordedDirectory(table, shard));
-  }
-  std::string RecordedDirectory(const std::string& table, std::uint32_t shard) const override;
-  std::string ResolveDirectory(const std::string& recorded) const override {
-    return JoinPath(path_, recorded);  // An absolute one stays as it is.
-  }
-  Result<std::vector<std::uint64_t>> ListCheckpoints() override;
-  Result<std::vector<std::uint64_t>> ListCheckpointFiles() override;
-  Result<Checkpoint> ReadCheckpoint(std::uint64_t id) override;
-  Result<DenseState> ReadDense(const Checkpoint& checkpoint) override;
-  Result<FileDigest> WriteDense(std::uint64_t id, const DenseState& state) override;
-  Result<FileDigest> WriteFilter(std::uint64_t id, const std::string& table,
-                                 AdmissionFilter* filter) override;
-  Status ReadFilter(const Checkpoint& checkpoint, const std::string& table,
-                    AdmissionFilter* filter) override;
-  Status WriteCheckpoint(const Checkpoint& checkpoint) override;
-  Status DropCheckpoint(std::uint64_t id) override;
-  Result<std::unique_ptr<FileLock>> HoldCheckpoint(std::uint64_t id) override;
-  Result<std::vector<std::string>> ListStrays() override;
-  Status RemoveStrays() override;
-  void ScrubMarkers(std::vector<Finding>* findings, Status* refused) override;
-  Status RestoreMarkers(const Checkpoint& checkpoint, const Job& job) override;
-
- private:
-  std::string At(std::string_view name) const { return JoinPath(path_, name); }
-  std::string CheckpointPath(std::uint64_t id) const {
-    return At(fmt::format("checkpoints/checkpoint-{:08}", id));
-  }
-  std::string DensePath(std::uint64_t id) const { return At(fmt::format("dense/dense-{:08}", id)); }
-  std::string FilterPath(std::uint64_t id, const std::string& table) const {
-    return At(fmt::format("admission/filter-{:08}-{}", id, table));
-  }
-  // Nothing where the folder is not there.
-  Result<std::vector<FileInfo>> ListOrNone(const std::string& folder);
-  // Those of one checkpoint.
-  Status RemoveFilters(std::uint64_t id);
-
-  // Whether a run is there; refuses what `mode` may not touch.
-  Result<bool> Inspect(Mode mode);
-  Status RefuseForeign();
-  Status TakeLock();
-  Status CheckResume();
-  Status Create();
-  Status CheckSsdMarkers();
-  Status RemoveRun();
-  Status ListTemporaries(const std::string& folder, std::vector<std::string>* paths);
-  Status RemoveTemporaries(const std::string& folder);
-  // Writes job.yaml where it says something else.
-  Status KeepJob(const std::string& yaml);
-
-  FileSystem* const fs_;
-  const std::string path_;
-  const Job* const job_;  // Borrowed during Open; nullptr for a reader.
-  RunMarker marker_;
-  Status marker_status_;  // Why there is none; of kScrub and kRepair.
-  std::unique_ptr<FileLock> lock_;
-};
+}  // namespace
 
 std::string RunFolderImpl::RecordedDirectory(const std::string& table, std::uint32_t shard) const {
   const std::string place = fmt::format("{}/shard-{}", table, shard);
@@ -253,7 +147,8 @@ Status RunFolderImpl::TakeLock() {
   }
   lock_ = std::move(lock).value();
   TERRACE_RETURN_IF_ERROR(file->Truncate(0));
-  return file->WriteAt(0, Bytes(fmt::format("{}\n", getpid())));
+  const std::string pid = fmt::format("{}\n", getpid());
+  return file->WriteAt(0, std::as_bytes(std::span(pid)));
 }
 
 Status RunFolderImpl::OpenForWriting(Mode mode) {
@@ -377,201 +272,13 @@ Status RunFolderImpl::RemoveRun() {
   }
   TERRACE_RETURN_IF_ERROR(RemoveTemporaries(path_));
   SyncPoint::Hit("run.remove.before_marker");
-  TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, At(kRunMarkerName)));
+  TERRACE_RETURN_IF_ERROR(RemoveFile(At(kRunMarkerName)));
   TERRACE_RETURN_IF_ERROR(fs_->SyncDirectory(path_));
   TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> left, fs_->List(path_));
   for (const FileInfo& entry : left) {
     if (entry.name == kLock) continue;
     LogText(LogLevel::kWarning, fmt::format("'{}' is not of the run and stays", At(entry.name)));
   }
-  return OkStatus();
-}
-
-Status RunFolderImpl::ListTemporaries(const std::string& folder, std::vector<std::string>* paths) {
-  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, ListOrNone(folder));
-  static const std::set<std::string> kOurs = {"RUN.tmp", "job.yaml.tmp", "summary.json.tmp",
-                                              "metrics.jsonl.tmp"};
-  for (const FileInfo& entry : entries) {
-    const bool ours = kOurs.contains(entry.name) || entry.name.starts_with("checkpoint-") ||
-                      entry.name.starts_with("dense-") || entry.name.starts_with("filter-");
-    if (entry.is_directory || !ours || !entry.name.ends_with(".tmp")) continue;
-    paths->push_back(JoinPath(folder, entry.name));
-  }
-  return OkStatus();
-}
-
-Status RunFolderImpl::RemoveTemporaries(const std::string& folder) {
-  std::vector<std::string> paths;
-  TERRACE_RETURN_IF_ERROR(ListTemporaries(folder, &paths));
-  for (const std::string& path : paths) TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, path));
-  return OkStatus();
-}
-
-Result<std::vector<std::uint64_t>> RunFolderImpl::ListCheckpointFiles() {
-  std::vector<std::uint64_t> numbers;
-  Result<std::vector<FileInfo>> entries = fs_->List(At("checkpoints"));
-  if (!entries.ok()) {
-    if (entries.status().code() == StatusCode::kNotFound) return numbers;
-    return entries.status();
-  }
-  for (const FileInfo& entry : *entries) {
-    const std::optional<std::uint64_t> number = NumberOf(entry.name, "checkpoint-");
-    if (number) numbers.push_back(*number);
-  }
-  std::sort(numbers.begin(), numbers.end());
-  return numbers;
-}
-
-Result<std::vector<std::uint64_t>> RunFolderImpl::ListCheckpoints() {
-  TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> files, ListCheckpointFiles());
-  std::vector<std::uint64_t> whole;
-  for (const std::uint64_t id : files) {
-    Result<Checkpoint> checkpoint = ReadCheckpoint(id);
-    if (checkpoint.ok()) {
-      whole.push_back(id);
-    } else if (checkpoint.status().code() == StatusCode::kCorruption) {
-      LogText(LogLevel::kWarning,
-              fmt::format("checkpoint {} is left out: {}", id, checkpoint.status().message()));
-    } else if (checkpoint.status().code() != StatusCode::kNotFound) {  // A trainer dropped it.
-      return checkpoint.status();
-    }
-  }
-  return whole;
-}
-
-Result<Checkpoint> RunFolderImpl::ReadCheckpoint(std::uint64_t id) {
-  const std::string path = CheckpointPath(id);
-  TERRACE_ASSIGN_OR_RETURN(const std::string payload,
-                           ReadFramedFile(fs_, path, kCheckpointMagic, kCheckpointVersion));
-  Result<Checkpoint> checkpoint = DecodeCheckpoint(payload);
-  if (!checkpoint.ok()) return checkpoint.status().WithContext(path);
-  if (checkpoint->id != id) {
-    return CorruptionError(fmt::format("{}: holds checkpoint {}", path, checkpoint->id));
-  }
-  return checkpoint;
-}
-
-Result<DenseState> RunFolderImpl::ReadDense(const Checkpoint& checkpoint) {
-  const std::string path = DensePath(checkpoint.id);
-  if (checkpoint.dense.size() != 1) {
-    return CorruptionError(fmt::format("checkpoint {} names {} dense files; this program reads 1",
-                                       checkpoint.id, checkpoint.dense.size()));
-  }
-  TERRACE_ASSIGN_OR_RETURN(
-      const std::string payload,
-      ReadFramedFile(fs_, path, kDenseMagic, kDenseVersion, &checkpoint.dense[0]));
-  Result<DenseState> state = DecodeDense(payload);
-  if (!state.ok()) return state.status().WithContext(path);
-  return state;
-}
-
-Result<FileDigest> RunFolderImpl::WriteDense(std::uint64_t id, const DenseState& state) {
-  SyncPoint::Hit("checkpoint.before_dense");
-  const std::string payload = EncodeDense(state);
-  return WriteFramedFile(fs_, DensePath(id), kDenseMagic, kDenseVersion, Bytes(payload));
-}
-
-Result<FileDigest> RunFolderImpl::WriteFilter(std::uint64_t id, const std::string& table,
-                                              AdmissionFilter* filter) {
-  SyncPoint::Hit("checkpoint.before_filter");
-  TERRACE_RETURN_IF_ERROR(fs_->MakeDirectories(At("admission")));
-  const std::span<std::byte> image = filter->image();
-  FrameInPlace(kFilterMagic, kFilterVersion, image);
-  TERRACE_RETURN_IF_ERROR(WriteFileAtomically(fs_, FilterPath(id, table), image));
-  return FileDigest{image.size(), Checksum64(image)};
-}
-
-Status RunFolderImpl::ReadFilter(const Checkpoint& checkpoint, const std::string& table,
-                                 AdmissionFilter* filter) {
-  for (const Checkpoint::FilterFile& file : checkpoint.admission) {
-    if (file.table != table) continue;
-    const std::string path = FilterPath(checkpoint.id, table);
-    TERRACE_RETURN_IF_ERROR(
-        ReadFramedFileInto(fs_, path, kFilterMagic, kFilterVersion, file.digest, filter->image()));
-    const Status head = filter->CheckHead();
-    return head.ok() ? head : head.WithContext(path);
-  }
-  return CorruptionError(
-      fmt::format("checkpoint {} names no admission filter of table '{}'", checkpoint.id, table));
-}
-
-Result<std::vector<FileInfo>> RunFolderImpl::ListOrNone(const std::string& folder) {
-  Result<std::vector<FileInfo>> entries = fs_->List(folder);
-  if (entries.status().code() == StatusCode::kNotFound) return std::vector<FileInfo>();
-  return entries;
-}
-
-Status RunFolderImpl::RemoveFilters(std::uint64_t id) {
-  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, ListOrNone(At("admission")));
-  for (const FileInfo& entry : entries) {
-    if (NumberOfFilter(entry.name) != id) continue;
-    TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, JoinPath(At("admission"), entry.name)));
-  }
-  return OkStatus();
-}
-
-Status RunFolderImpl::KeepJob(const std::string& yaml) {
-  Result<std::string> kept = ReadFileToString(fs_, At("job.yaml"));
-  if (kept.ok() && *kept == yaml) return OkStatus();
-  return WriteFileAtomically(fs_, At("job.yaml"), Bytes(yaml));
-}
-
-Status RunFolderImpl::WriteCheckpoint(const Checkpoint& checkpoint) {
-  // For people: the checkpoint has the job too.
-  TERRACE_RETURN_IF_ERROR(KeepJob(checkpoint.job_yaml));
-  TERRACE_ASSIGN_OR_RETURN(const std::string payload, EncodeCheckpoint(checkpoint));
-  SyncPoint::Hit("checkpoint.before_publish");
-  TERRACE_RETURN_IF_ERROR(WriteFramedFile(fs_, CheckpointPath(checkpoint.id), kCheckpointMagic,
-                                          CheckpointVersionOf(checkpoint), Bytes(payload))
-                              .status());
-  SyncPoint::Hit("checkpoint.after_publish");
-  return OkStatus();
-}
-
-Status RunFolderImpl::DropCheckpoint(std::uint64_t id) {
-  const std::string path = CheckpointPath(id);
-  Result<std::unique_ptr<FileLock>> alone = fs_->Lock(path, /*exclusive=*/true);
-  if (!alone.ok() && alone.status().code() != StatusCode::kNotFound) {
-    return alone.status().WithContext(fmt::format("dropping checkpoint {}", id));
-  }
-  SyncPoint::Hit("checkpoint.drop.before_remove");
-  TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, path));
-  TERRACE_RETURN_IF_ERROR(fs_->SyncDirectory(At("checkpoints")));
-  SyncPoint::Hit("checkpoint.drop.after_remove");
-  TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, DensePath(id)));
-  return RemoveFilters(id);
-}
-
-Result<std::unique_ptr<FileLock>> RunFolderImpl::HoldCheckpoint(std::uint64_t id) {
-  return fs_->Lock(CheckpointPath(id), /*exclusive=*/false);
-}
-
-Result<std::vector<std::string>> RunFolderImpl::ListStrays() {
-  std::vector<std::string> paths;
-  for (const std::string& folder : {path_, At("checkpoints"), At("dense"), At("admission")}) {
-    TERRACE_RETURN_IF_ERROR(ListTemporaries(folder, &paths));
-  }
-  TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> kept, ListCheckpointFiles());
-  const auto is_kept = [&kept](std::uint64_t id) {
-    return std::binary_search(kept.begin(), kept.end(), id);
-  };
-  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> dense, ListOrNone(At("dense")));
-  for (const FileInfo& entry : dense) {
-    const std::optional<std::uint64_t> number = NumberOf(entry.name, "dense-");
-    if (number && !is_kept(*number)) paths.push_back(DensePath(*number));
-  }
-  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> filters, ListOrNone(At("admission")));
-  for (const FileInfo& entry : filters) {
-    const std::optional<std::uint64_t> number = NumberOfFilter(entry.name);
-    if (!number || is_kept(*number) || entry.name.ends_with(".tmp")) continue;
-    paths.push_back(JoinPath(At("admission"), entry.name));
-  }
-  return paths;
-}
-
-Status RunFolderImpl::RemoveStrays() {
-  TERRACE_ASSIGN_OR_RETURN(const std::vector<std::string> paths, ListStrays());
-  for (const std::string& path : paths) TERRACE_RETURN_IF_ERROR(RemoveFile(fs_, path));
   return OkStatus();
 }
 
@@ -614,8 +321,6 @@ Status RunFolderImpl::RestoreMarkers(const Checkpoint& checkpoint, const Job& jo
   return OkStatus();
 }
 
-}  // namespace
-
 Result<std::unique_ptr<RunFolder>> RunFolder::Open(FileSystem* fs, const std::string& path,
                                                    Mode mode, const Job* job) {
   auto folder = std::make_unique<RunFolderImpl>(fs, path, job);
@@ -628,31 +333,6 @@ Result<std::unique_ptr<RunFolder>> RunFolder::Open(FileSystem* fs, const std::st
     TERRACE_RETURN_IF_ERROR(folder->OpenForWriting(mode));
   }
   return std::unique_ptr<RunFolder>(std::move(folder));
-}
-
-Result<HeldCheckpoint> HoldNewestCheckpoint(RunFolder* run) {
-  // Each round loses only against a trainer that has dropped one more checkpoint meanwhile.
-  constexpr int kRounds = 100;
-  for (int round = 0; round < kRounds; ++round) {
-    TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids, run->ListCheckpoints());
-    if (ids.empty()) {
-      return NotFoundError(fmt::format(
-          "the run '{}' has no checkpoint yet: wait for its first, or train it", run->path()));
-    }
-    const auto lost = [](const Status& status) {
-      return status.code() == StatusCode::kNotFound || status.code() == StatusCode::kUnavailable;
-    };
-    Result<std::unique_ptr<FileLock>> hold = run->HoldCheckpoint(ids.back());
-    if (!hold.ok() && lost(hold.status())) continue;
-    if (!hold.ok()) return hold.status();
-    // Read again: it may have gone between the list and the hold.
-    Result<Checkpoint> checkpoint = run->ReadCheckpoint(ids.back());
-    if (!checkpoint.ok() && lost(checkpoint.status())) continue;
-    if (!checkpoint.ok()) return checkpoint.status();
-    return HeldCheckpoint{std::move(checkpoint).value(), std::move(hold).value()};
-  }
-  return UnavailableError(
-      fmt::format("the checkpoints of '{}' change faster than they can be read", run->path()));
 }
 
 }  // namespace terrace

@@ -18,20 +18,12 @@
 namespace terrace {
 namespace {
 
+using io_testing::ReadAll;
+using io_testing::Replace;
 using testing::HasSubstr;
 
 constexpr char kRun[] = "/runs/a";
 constexpr std::uint32_t kRowBytes = 24;
-
-std::string ReadAll(FileSystem* fs, const std::string& path) {
-  auto text = ReadFileToString(fs, path);
-  EXPECT_TRUE(text.ok()) << text.status().ToString();
-  return text.ok() ? *text : std::string();
-}
-
-void Replace(FileSystem* fs, const std::string& path, const std::string& content) {
-  TERRACE_ASSERT_OK(WriteFileAtomically(fs, path, std::as_bytes(std::span(content))));
-}
 
 // Every file below a folder with its bytes.
 std::map<std::string, std::string> Contents(FileSystem* fs, const std::string& folder) {

@@ -168,6 +168,7 @@ Status ReadParts(const nlohmann::json& object, RunSummary* summary) {
     expiry.Read("dropped", &summary->expiry->dropped);
     TERRACE_RETURN_IF_ERROR(expiry.status());
   }
+  if (object.contains("binding")) fields.Read("binding", &summary->binding.emplace());
   return fields.status();
 }
 
@@ -308,6 +309,7 @@ std::string SummaryToJson(const RunSummary& summary) {
                            {"full_cells", summary.admission->full_cells}};
   }
   if (summary.expiry) object["expiry"] = ExpiryJson(*summary.expiry);
+  if (summary.binding) object["binding"] = *summary.binding;
   return object.dump(2) + "\n";
 }
 
@@ -400,6 +402,7 @@ std::string SummaryTable(const RunSummary& summary, const std::string& run) {
                          FormatBytes(summary.ssd.read_bytes), FormatBytes(summary.ssd.write_bytes),
                          FormatBytes(summary.ssd.disk_bytes), FormatBytes(summary.ssd.live_bytes),
                          FormatBytes(summary.ssd.checkpoint_only_bytes)));
+  if (summary.binding) text += Line("binding", *summary.binding);
   text += Line("longest stage", LongestStage(summary.stages));
   text += fmt::format("  {:<16}{:>10}{:>12}{:>12}{:>10}\n", "stage", "busy s", "no input s",
                       "no room s", "CPU s");

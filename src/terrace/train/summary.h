@@ -121,6 +121,7 @@ struct RunSummary {
   std::optional<ClickMetricsResult> validation;  // The last one.
   std::optional<AdmissionSummary> admission;     // Where tables count shows.
   std::optional<ExpiryCounts> expiry;            // Of this process, where rows expire.
+  std::optional<std::string> binding;            // DescribeBinding() of this process.
   std::uint64_t rows = 0;
   std::uint64_t model_bytes = 0;  // Live rows and dense state.
   struct Memory {

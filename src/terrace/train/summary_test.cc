@@ -61,11 +61,13 @@ TEST(Summary, ComesBackEqual) {
   RunSummary with = SampleSummary();
   with.admission = {18, 0.5};
   with.expiry = {19, 20, 21};
+  with.binding = "none: 2 cores";
   back = SummaryFromJson(SummaryToJson(with));
   ASSERT_TRUE(back.ok()) << back.status().ToString();
   EXPECT_EQ(SummaryToJson(*back), SummaryToJson(with));
   EXPECT_THAT(SummaryTable(with, "r"), HasSubstr("18 shows of keys without a row yet; 50.0 %"));
   EXPECT_THAT(SummaryTable(with, "r"), HasSubstr("19 rows begun anew, 20 not written back, 21"));
+  EXPECT_THAT(SummaryTable(with, "r"), HasSubstr("binding         none: 2 cores"));
   RunSummary without = SampleSummary();
   without.validation.reset();
   EXPECT_FALSE(SummaryFromJson(SummaryToJson(without))->validation.has_value());

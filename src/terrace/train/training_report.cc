@@ -213,6 +213,7 @@ Result<RunSummary> TrainingRun::Summarize(bool finished) {
     }
   }
   const StoreStats ssd = stores_->stats();
+  summary.binding = DescribeBinding(binding_);
   summary.rows = ssd.live_rows;
   // A signal is answered soon: then what is not swept yet stays in the number.
   if (finished) {

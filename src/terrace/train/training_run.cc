@@ -272,7 +272,8 @@ Result<TrainOutcome> TrainingRun::Run() {
     if (!status.ok() && Signalled()) interrupted_ = true;
   }
   if (status.ok() && !all_done) {
-    Pipeline pipeline({&read, &pull, &stage, &train}, capacities_, clock_);
+    Pipeline pipeline({&read, &pull, &stage, &train}, capacities_, clock_,
+                      {binding_.reading, binding_.pulling, binding_.pulling, binding_.training});
     pipeline_ = &pipeline;
     status = pipeline.Run();
     final_times_ = pipeline.times();

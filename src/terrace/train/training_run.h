@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "terrace/base/clock.h"
+#include "terrace/base/core_binding.h"
 #include "terrace/base/mutex.h"
 #include "terrace/base/status.h"
 #include "terrace/cache/row_cache.h"
@@ -20,6 +21,7 @@
 #include "terrace/pipeline/pipeline.h"
 #include "terrace/pipeline/stages.h"
 #include "terrace/store/store.h"
+#include "terrace/train/binding_plan.h"
 #include "terrace/train/checkpoint.h"
 #include "terrace/train/evaluation.h"
 #include "terrace/train/job.h"
@@ -129,6 +131,8 @@ class TrainingRun {
   std::vector<std::size_t> fixed_capacities_;
   std::vector<std::size_t> capacities_;
   MemoryPlan memory_;
+  BindingPlan binding_;
+  std::optional<ScopedInterleaving> interleaving_;
   std::unique_ptr<RunFolder> run_;
   std::unique_ptr<DiskQuota> quota_;
   std::vector<std::unique_ptr<TrainedExpiry>> expiry_;  // By table; null: rows never expire.

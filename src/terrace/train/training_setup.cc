@@ -42,8 +42,13 @@ Result<std::unique_ptr<ExampleSource>> OpenJobSource(FileSystem* fs, const DataO
 }  // namespace
 
 Status TrainingRun::Prepare(RunMode mode) {
+  binding_ = MakeBindingPlan(job_);
+  interleaving_.emplace(binding_.memory_nodes);
   TERRACE_RETURN_IF_ERROR(OpenInputs());
-  TERRACE_ASSIGN_OR_RETURN(model_, ModelRuntime::Make(job_, *plan_));
+  {
+    const ScopedBinding binding(binding_.training);  // The compute threads are born there.
+    TERRACE_ASSIGN_OR_RETURN(model_, ModelRuntime::Make(job_, *plan_));
+  }
   TERRACE_RETURN_IF_ERROR(MakeMemoryPlan());
   TERRACE_RETURN_IF_ERROR(MakeFilters());
   TERRACE_RETURN_IF_ERROR(OpenRun(mode));
@@ -53,6 +58,7 @@ Status TrainingRun::Prepare(RunMode mode) {
   for (const std::string& line : DescribeReads(job_, stores_->disks())) {
     LogText(LogLevel::kInfo, line);
   }
+  LogText(LogLevel::kInfo, "binding: " + DescribeBinding(binding_));
   return OkStatus();
 }
 
@@ -118,6 +124,7 @@ Status TrainingRun::MakeFilters() {
 }
 
 Status TrainingRun::OpenRun(RunMode mode) {
+  const ScopedBinding binding(binding_.io);  // Where the stores' threads are born.
   TERRACE_ASSIGN_OR_RETURN(run_, RunFolder::Open(fs_, job_.output, FolderMode(mode), &job_));
   quota_ = std::make_unique<DiskQuota>(job_.ssd.quota_bytes);
   RunStores::Options options;
@@ -195,7 +202,10 @@ Status TrainingRun::Restore(const Checkpoint& checkpoint) {
   TERRACE_RETURN_IF_ERROR(progressive_.Restore(checkpoint.progressive).WithContext(origin));
   TERRACE_RETURN_IF_ERROR(window_.Restore(checkpoint.window).WithContext(origin));
   TERRACE_RETURN_IF_ERROR(RestoreTrainerState(checkpoint.trainer_state));
-  TERRACE_RETURN_IF_ERROR(source_->Seek(checkpoint.cursor));
+  {
+    const ScopedBinding binding(binding_.reading);  // Where reading ahead begins.
+    TERRACE_RETURN_IF_ERROR(source_->Seek(checkpoint.cursor));
+  }
   cursor_ = checkpoint.cursor;
   steps_ = checkpoint.steps;
   last_checkpoint_ = checkpoint.id;
@@ -206,6 +216,7 @@ Status TrainingRun::Restore(const Checkpoint& checkpoint) {
 }
 
 Status TrainingRun::MakeCaches() {
+  const ScopedBinding binding(binding_.io);
   const std::uint64_t index_bytes = stores_->index_bytes();
   const std::uint64_t least = LeastCacheBytes(job_, *plan_);
   if (memory_.rows_bytes < index_bytes + least) {

@@ -1,0 +1,56 @@
+// BenchFlags: the command line of a benchmark: `--tiny`, and `--name value` for numbers and texts.
+#pragma once
+
+#include <charconv>
+#include <concepts>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+
+namespace terrace {
+
+class BenchFlags {
+ public:
+  explicit BenchFlags(std::function<void()> tiny) : tiny_(std::move(tiny)) {}
+
+  // What is borrowed is set by Parse. A number must fit its type.
+  template <std::integral Number>
+  void Add(const std::string& name, Number* value) {
+    values_["--" + name] = [value](const std::string& text) {
+      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
+      return error == std::errc() && end == text.data() + text.size();
+    };
+  }
+  void Add(const std::string& name, std::string* value) {
+    values_["--" + name] = [value](const std::string& text) {
+      *value = text;
+      return true;
+    };
+  }
+
+  // False: an argument is none of these; standard error has been told which there are.
+  bool Parse(int argc, char** argv) const {
+    for (int i = 1; i < argc; ++i) {
+      const std::string name = argv[i];
+      if (name == "--tiny") {
+        tiny_();
+        continue;
+      }
+      const auto flag = values_.find(name);
+      if (flag != values_.end() && i + 1 < argc && flag->second(argv[++i])) continue;
+      std::string usage = std::string("usage: ") + argv[0] + " [--tiny]";
+      for (const auto& [known, set] : values_) usage += " [" + known + " VALUE]";
+      std::fprintf(stderr, "%s\n", usage.c_str());
+      return false;
+    }
+    return true;
+  }
+
+ private:
+  const std::function<void()> tiny_;
+  std::map<std::string, std::function<bool(const std::string&)>> values_;
+};
+
+}  // namespace terrace

@@ -1,0 +1,92 @@
+// RunFolderImpl: the only RunFolder; run_folder.cc has the folder itself, its marker and its lock,
+// run_folder_checkpoints.cc what lies in it. Threads: as RunFolder.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "terrace/train/checkpoint.h"
+#include "terrace/train/run_marker.h"
+
+namespace terrace {
+
+class RunFolderImpl final : public RunFolder {
+ public:
+  RunFolderImpl(FileSystem* fs, std::string path, const Job* job)
+      : fs_(fs), path_(std::move(path)), job_(job) {}
+
+  Status OpenForReading();
+  // For kScrub and kRepair.
+  Status OpenDamaged(Mode mode);
+  Status OpenForWriting(Mode mode);
+
+  const std::string& path() const override { return path_; }
+  std::string StoreDirectory(const std::string& table, std::uint32_t shard) const override {
+    return ResolveDirectory(RecordedDirectory(table, shard));
+  }
+  std::string RecordedDirectory(const std::string& table, std::uint32_t shard) const override;
+  std::string ResolveDirectory(const std::string& recorded) const override {
+    return JoinPath(path_, recorded);  // An absolute one stays as it is.
+  }
+  Result<std::vector<std::uint64_t>> ListCheckpoints() override;
+  Result<std::vector<std::uint64_t>> ListCheckpointFiles() override;
+  Result<Checkpoint> ReadCheckpoint(std::uint64_t id) override;
+  Result<DenseState> ReadDense(const Checkpoint& checkpoint) override;
+  Result<FileDigest> WriteDense(std::uint64_t id, const DenseState& state) override;
+  Result<FileDigest> WriteFilter(std::uint64_t id, const std::string& table,
+                                 AdmissionFilter* filter) override;
+  Status ReadFilter(const Checkpoint& checkpoint, const std::string& table,
+                    AdmissionFilter* filter) override;
+  Status WriteCheckpoint(const Checkpoint& checkpoint) override;
+  Status DropCheckpoint(std::uint64_t id) override;
+  Result<std::unique_ptr<FileLock>> HoldCheckpoint(std::uint64_t id) override;
+  Result<std::vector<std::string>> ListStrays() override;
+  Status RemoveStrays() override;
+  void ScrubMarkers(std::vector<Finding>* findings, Status* refused) override;
+  Status RestoreMarkers(const Checkpoint& checkpoint, const Job& job) override;
+
+ private:
+  std::string At(std::string_view name) const { return JoinPath(path_, name); }
+  std::string CheckpointPath(std::uint64_t id) const {
+    return At(fmt::format("checkpoints/checkpoint-{:08}", id));
+  }
+  std::string DensePath(std::uint64_t id) const { return At(fmt::format("dense/dense-{:08}", id)); }
+  std::string FilterPath(std::uint64_t id, const std::string& table) const {
+    return At(fmt::format("admission/filter-{:08}-{}", id, table));
+  }
+  // NotFound is fine.
+  Status RemoveFile(const std::string& path);
+  // Nothing where the folder is not there.
+  Result<std::vector<FileInfo>> ListOrNone(const std::string& folder);
+  // Those of one checkpoint.
+  Status RemoveFilters(std::uint64_t id);
+
+  // Whether a run is there; refuses what `mode` may not touch.
+  Result<bool> Inspect(Mode mode);
+  Status RefuseForeign();
+  Status TakeLock();
+  Status CheckResume();
+  Status Create();
+  Status CheckSsdMarkers();
+  Status RemoveRun();
+  Status ListTemporaries(const std::string& folder, std::vector<std::string>* paths);
+  Status RemoveTemporaries(const std::string& folder);
+  // Writes job.yaml where it says something else.
+  Status KeepJob(const std::string& yaml);
+
+  FileSystem* const fs_;
+  const std::string path_;
+  const Job* const job_;  // Borrowed during Open; nullptr for a reader.
+  RunMarker marker_;
+  Status marker_status_;  // Why there is none; of kScrub and kRepair.
+  std::unique_ptr<FileLock> lock_;
+};
+
+}  // namespace terrace
