@@ -43,6 +43,10 @@ GroupLayout GroupLayout::Of(std::uint32_t row_bytes) {
 
 double GroupLayout::filled_rows() const { return most_rows * kFillShare; }
 
+std::uint64_t GroupLayout::FilterRows(std::uint64_t groups) const {
+  return static_cast<std::uint64_t>(static_cast<double>(groups) * filled_rows());
+}
+
 std::size_t GroupLayout::PiecesFor(std::size_t rows) const {
   const auto filled = static_cast<std::size_t>(filled_rows());
   return rows <= most_rows ? 1 : (rows + filled - 1) / filled;
@@ -73,8 +77,9 @@ Result<BlockView> BlockView::Parse(const GroupLayout& layout, std::span<const st
   for (std::uint32_t i = 0; i < view.rows_; ++i) {
     const std::uint64_t hash = view.hash(i);
     if (hash < least_hash) {
-      return CorruptionError(fmt::format(
-          "key {:#x} is out of order or of another block, at place {} of its block", view.key(i), i));
+      return CorruptionError(
+          fmt::format("key {:#x} is out of order or of another block, at place {} of its block",
+                      view.key(i), i));
     }
     // The last one may have the greatest hash of all.
     if (hash == ~std::uint64_t{0} && i + 1 < view.rows_) {

@@ -27,6 +27,9 @@ struct GroupLayout {
   std::size_t RowOffset(std::size_t i) const { return KeyOffset(most_rows) + i * row_bytes; }
   // Rows of a block on average: a group of so many rarely takes a second one.
   double filled_rows() const;
+  // For which the filters of so many groups are made. An opened store does not know what was
+  // expected of it; its groups do.
+  std::uint64_t FilterRows(std::uint64_t groups) const;
   // Into how many blocks the rows of one are divided that do not fit it.
   std::size_t PiecesFor(std::size_t rows) const;
   // Groups for so many rows.
@@ -70,8 +73,8 @@ struct BlockRow {
   const std::byte* row = nullptr;
 };
 
-// REQUIRES: at most most_rows rows in ascending order of the hashes; block_bytes of memory that none
-// of them lies in.
+// REQUIRES: at most most_rows rows in ascending order of the hashes; block_bytes of memory that
+// none of them lies in.
 void MakeBlock(const GroupLayout& layout, std::span<const BlockRow> rows, std::byte* block);
 
 }  // namespace terrace

@@ -63,8 +63,7 @@ TEST(GroupBlock, RoundTrip) {
     const GroupLayout layout = GroupLayout::Of(row_bytes);
     for (const std::size_t rows : {std::size_t{0}, std::size_t{1}, std::size_t{layout.most_rows}}) {
       const Made made = MakeRandom(layout, rows, &rng);
-      const auto block =
-          BlockView::Parse(layout, made.bytes, rows == 0 ? 77 : made.hashes.front());
+      const auto block = BlockView::Parse(layout, made.bytes, rows == 0 ? 77 : made.hashes.front());
       TERRACE_ASSERT_OK(block);
       ASSERT_EQ(block->size(), rows);
       for (std::uint32_t i = 0; i < rows; ++i) {
@@ -88,11 +87,13 @@ TEST(GroupBlock, WhatIsNoBlockIsRefused) {
     return BlockView::Parse(layout, bytes, 0);
   };
   TERRACE_EXPECT_OK(with(0, 5));
-  EXPECT_EQ(with(0, 6).status().code(), StatusCode::kCorruption);  // Key 0 comes after greater ones.
+  EXPECT_EQ(with(0, 6).status().code(),
+            StatusCode::kCorruption);  // Key 0 comes after greater ones.
   EXPECT_EQ(with(0, 14).status().code(), StatusCode::kCorruption);
   EXPECT_EQ(with(3, 1).status().code(), StatusCode::kCorruption);
   EXPECT_EQ(with(4, 1).status().code(), StatusCode::kCorruption);
-  EXPECT_FALSE(BlockView::Parse(layout, std::span(made.bytes).first(layout.block_bytes - 1), 0).ok());
+  EXPECT_FALSE(
+      BlockView::Parse(layout, std::span(made.bytes).first(layout.block_bytes - 1), 0).ok());
   // The greatest hash of all, and a key behind it.
   std::vector<std::byte> row(layout.row_bytes), bytes(layout.block_bytes);
   const BlockRow last[] = {{~std::uint64_t{0}, row.data()}};
@@ -104,9 +105,8 @@ TEST(GroupBlock, WhatIsNoBlockIsRefused) {
 
 TEST(GroupDirectory, StartsDivideTheHashes) {
   Rng rng(7);
-  for (const std::uint64_t groups :
-       {std::uint64_t{1}, std::uint64_t{3}, std::uint64_t{64}, std::uint64_t{1000003},
-        GroupDirectory::kMostGroups}) {
+  for (const std::uint64_t groups : {std::uint64_t{1}, std::uint64_t{3}, std::uint64_t{64},
+                                     std::uint64_t{1000003}, GroupDirectory::kMostGroups}) {
     GroupDirectory directory(groups);
     EXPECT_EQ(directory.FirstStart(0), 0u);
     for (int i = 0; i < 2000; ++i) {

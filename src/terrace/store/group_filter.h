@@ -1,6 +1,6 @@
 // GroupFilters: a Bloom filter for each group of a store (AIBox 4.1, 4.3), which says of a key that
-// its group does not have it, or that it may. A group whose keys are not known says that it may have
-// all. Threads: guarded by the owner.
+// its group does not have it, or that it may. A group whose keys are not known says that it may
+// have all. Threads: guarded by the owner.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,9 @@ class GroupFilters {
   }
   // A bit a group, behind the filters.
   Word* unknown() const { return filter(groups_); }
-  static bool Bit(const Word* words, std::uint64_t i) { return (words[i / 64] >> (i % 64) & 1) != 0; }
+  static bool Bit(const Word* words, std::uint64_t i) {
+    return (words[i / 64] >> (i % 64) & 1) != 0;
+  }
   static void SetBit(Word* words, std::uint64_t i) { words[i / 64] |= Word{1} << (i % 64); }
 
   std::uint64_t groups_;

@@ -17,18 +17,33 @@ namespace {
 constexpr std::size_t kLookUpBatch = 2048;
 constexpr std::uint64_t kLeastPartBlocks = 4;
 
+// The inner store's three buffers, those of blocks that are read, read again and made, and a
+// smaller one, in the room of three.
+std::uint64_t BufferBytes(const StoreOptions& options) { return options.io_buffer_bytes / 7 * 3; }
+
 StoreOptions InnerOptions(const StoreOptions& options) {
   StoreOptions inner = options;
   inner.row_bytes = GroupLayout::Of(options.row_bytes).block_bytes;
+  inner.io_buffer_bytes = BufferBytes(options);
   inner.expiry = nullptr;  // It knows of blocks only.
   return inner;
 }
 
 }  // namespace
 
+std::uint64_t Store::GroupIndexBytes(std::uint32_t row_bytes, std::uint64_t expected_rows) {
+  const GroupLayout layout = GroupLayout::Of(row_bytes);
+  const std::uint64_t groups = layout.GroupsFor(expected_rows);
+  return GroupFilters::BytesFor(groups, layout.FilterRows(groups));
+}
+
+bool Store::HasGroupIndex(std::uint32_t row_bytes) {
+  return row_bytes <= GroupLayout::kMostRowBytes;
+}
+
 Result<std::unique_ptr<Store>> GroupStore::Create(FileSystem* fs, Clock* clock, DiskQuota* quota,
                                                   const StoreOptions& options) {
-  if (options.row_bytes > GroupLayout::kMostRowBytes) {
+  if (!HasGroupIndex(options.row_bytes)) {
     return InvalidArgumentError(
         fmt::format("table '{}': rows of {} bytes are too long for an index by group, which takes "
                     "{} at most: choose table.index: key",
@@ -36,9 +51,10 @@ Result<std::unique_ptr<Store>> GroupStore::Create(FileSystem* fs, Clock* clock, 
   }
   const std::uint64_t groups = GroupLayout::Of(options.row_bytes).GroupsFor(options.expected_rows);
   if (groups > GroupDirectory::kMostGroups) {
-    return InvalidArgumentError(fmt::format("table '{}': {} expected rows make more groups than a "
-                                            "shard has places for: choose more ssd.shards",
-                                            options.table, options.expected_rows));
+    return InvalidArgumentError(
+        fmt::format("table '{}': {} expected rows make more groups than a "
+                    "shard has places for: choose more ssd.shards",
+                    options.table, options.expected_rows));
   }
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<GroupStore> store,
                            Make(fs, clock, quota, options, groups));
@@ -51,7 +67,7 @@ Result<std::unique_ptr<Store>> GroupStore::Open(FileSystem* fs, Clock* clock, Di
                                                 const StoreOptions& options, std::uint64_t groups,
                                                 const ManifestReference& manifest,
                                                 std::span<const ManifestReference> kept) {
-  if (options.row_bytes > GroupLayout::kMostRowBytes) {
+  if (!HasGroupIndex(options.row_bytes)) {
     return InvalidArgumentError(
         fmt::format("rows of {} bytes have no index by group", options.row_bytes));
   }
@@ -67,14 +83,12 @@ Result<std::unique_ptr<Store>> GroupStore::Open(FileSystem* fs, Clock* clock, Di
   return std::unique_ptr<Store>(std::move(store));
 }
 
-Result<std::unique_ptr<GroupStore>> GroupStore::Make(FileSystem* fs, Clock* clock,
-                                                     DiskQuota* quota, const StoreOptions& options,
+Result<std::unique_ptr<GroupStore>> GroupStore::Make(FileSystem* fs, Clock* clock, DiskQuota* quota,
+                                                     const StoreOptions& options,
                                                      std::uint64_t groups) {
-  // An opened store does not know what was expected of it; its groups do.
-  const double rows =
-      static_cast<double>(groups) * GroupLayout::Of(options.row_bytes).filled_rows();
-  TERRACE_ASSIGN_OR_RETURN(GroupFilters filters,
-                           GroupFilters::Create(groups, static_cast<std::uint64_t>(rows)));
+  TERRACE_ASSIGN_OR_RETURN(
+      GroupFilters filters,
+      GroupFilters::Create(groups, GroupLayout::Of(options.row_bytes).FilterRows(groups)));
   std::unique_ptr<GroupStore> store(
       new GroupStore(fs, clock, quota, options, groups, std::move(filters)));
   TERRACE_RETURN_IF_ERROR(store->inner_->Prepare());
@@ -91,7 +105,7 @@ GroupStore::GroupStore(FileSystem* fs, Clock* clock, DiskQuota* quota, const Sto
       filters_(std::move(filters)) {}
 
 Status GroupStore::Allocate() {
-  part_blocks_ = std::max(kLeastPartBlocks, options_.io_buffer_bytes / layout_.block_bytes);
+  part_blocks_ = std::max(kLeastPartBlocks, BufferBytes(options_) / layout_.block_bytes);
   const std::uint64_t bytes = part_blocks_ * layout_.block_bytes;
   {
     MutexLock lock(&read_mu_);
@@ -103,11 +117,10 @@ Status GroupStore::Allocate() {
   TERRACE_ASSIGN_OR_RETURN(new_blocks_, HugeBuffer::Allocate(bytes));
   // What is read of staged files lies in runs.
   constexpr std::uint64_t kMostPendingBytes = 256 << 10;
-  TERRACE_ASSIGN_OR_RETURN(
-      pending_buffer_,
-      HugeBuffer::Allocate(
-          std::max(SectionCursor::LeastBuffer(layout_.block_bytes + kRecordHeadBytes),
-                   std::min(bytes, kMostPendingBytes))));
+  TERRACE_ASSIGN_OR_RETURN(pending_buffer_,
+                           HugeBuffer::Allocate(std::max(
+                               SectionCursor::LeastBuffer(layout_.block_bytes + kRecordHeadBytes),
+                               std::min(bytes, kMostPendingBytes))));
   return OkStatus();
 }
 
@@ -186,7 +199,8 @@ Status GroupStore::LookUp(std::span<const SortedKey> order, std::span<std::byte*
     TERRACE_RETURN_IF_ERROR(inner_->Read(keys, places, found_blocks, stop));
     for (std::size_t b = 0; b < blocks.size(); ++b) {
       if (found_blocks[b] == 0) {
-        missing->insert(missing->end(), wanted.begin() + static_cast<std::ptrdiff_t>(blocks[b].begin),
+        missing->insert(missing->end(),
+                        wanted.begin() + static_cast<std::ptrdiff_t>(blocks[b].begin),
                         wanted.begin() + static_cast<std::ptrdiff_t>(blocks[b].end));
         continue;
       }
@@ -223,8 +237,8 @@ void GroupStore::PlanPart(std::span<const SortedKey> order, std::size_t* next,
 }
 
 void GroupStore::TakeBlock(const BlockKeys& keys, const BlockView& block,
-                             std::span<const SortedKey> wanted, std::span<std::byte* const> rows,
-                             std::span<std::uint8_t> found, std::vector<SortedKey>* missing) {
+                           std::span<const SortedKey> wanted, std::span<std::byte* const> rows,
+                           std::span<std::uint8_t> found, std::vector<SortedKey>* missing) {
   bool any = false;
   for (std::size_t w = keys.begin; w < keys.end; ++w) {
     const std::optional<std::uint32_t> place = block.Find(wanted[w].hash);
@@ -276,12 +290,14 @@ Status GroupStore::ForEachRow(std::uint64_t buffer_bytes,
 StoreStats GroupStore::stats() const {
   StoreStats stats = inner_->stats();
   constexpr auto kRelaxed = std::memory_order_relaxed;
-  // Blocks that compaction wrote, as rows that a write would have written with as many.
   const std::uint64_t rows_written = rows_written_.load(kRelaxed);
+  stats.rows_carried = rows_carried_.load(kRelaxed);
+  // Of blocks that compaction wrote, as of those that writes wrote.
   if (stats.rows_written > 0) {
-    stats.rows_compacted = static_cast<std::uint64_t>(static_cast<double>(stats.rows_compacted) *
-                                                      static_cast<double>(rows_written) /
-                                                      static_cast<double>(stats.rows_written));
+    stats.rows_compacted =
+        static_cast<std::uint64_t>(static_cast<double>(stats.rows_compacted) *
+                                   static_cast<double>(rows_written + stats.rows_carried) /
+                                   static_cast<double>(stats.rows_written));
   }
   stats.rows_written = rows_written;
   stats.rows_read = rows_read_.load(kRelaxed);

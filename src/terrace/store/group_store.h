@@ -1,9 +1,9 @@
-// GroupStore: the store with an index by group (AIBox 4.1, 4.3, 4.4; docs/decisions/group-index.md).
-// Over a StoreImpl whose rows are blocks of rows of a group: what is in memory of a group is where
-// its block lies and a Bloom filter of its keys. A write reads the blocks of its keys, and writes
-// them with its rows; so it knows by itself what is there, and neither `stored` nor a RowHolder
-// tell it more. Rows that may go leave their block when it is written next; while some are due, a
-// write looks at as many further blocks as it wrote.
+// GroupStore: the store with an index by group (AIBox 4.1, 4.3, 4.4;
+// docs/decisions/group-index.md). Over a StoreImpl whose rows are blocks of rows of a group: what
+// is in memory of a group is where its block lies and a Bloom filter of its keys. A write reads the
+// blocks of its keys, and writes them with its rows; so it knows by itself what is there, and
+// neither `stored` nor a RowHolder tell it more. Rows that may go leave their block when it is
+// written next; while some are due, a write looks at as many further blocks as it wrote.
 //
 // Locks, in the order in which they are taken: read_mu_ | stage_mu_, each held by a verb throughout
 // and guarding its buffers; publish_mu_, held while staged blocks become those of the store, or are
@@ -96,16 +96,14 @@ class GroupStore final : public Store {
   // missing: the keys of blocks that were read without finding them.
   Status LookUp(std::span<const SortedKey> order, std::span<std::byte* const> rows,
                 std::span<std::uint8_t> found, const std::atomic<bool>* stop,
-                std::vector<SortedKey>* missing) TERRACE_REQUIRES(read_mu_)
-      TERRACE_EXCLUDES(mu_);
+                std::vector<SortedKey>* missing) TERRACE_REQUIRES(read_mu_) TERRACE_EXCLUDES(mu_);
   // The blocks to be read for keys from order[*next] on, as many as the buffer holds. `wanted`: of
   // which of the keys; the ranges are of it.
-  void PlanPart(std::span<const SortedKey> order, std::size_t* next,
-                std::vector<SortedKey>* wanted, std::vector<BlockKeys>* blocks)
-      TERRACE_EXCLUDES(mu_);
+  void PlanPart(std::span<const SortedKey> order, std::size_t* next, std::vector<SortedKey>* wanted,
+                std::vector<BlockKeys>* blocks) TERRACE_EXCLUDES(mu_);
   void TakeBlock(const BlockKeys& keys, const BlockView& block, std::span<const SortedKey> wanted,
-                   std::span<std::byte* const> rows, std::span<std::uint8_t> found,
-                   std::vector<SortedKey>* missing);
+                 std::span<std::byte* const> rows, std::span<std::uint8_t> found,
+                 std::vector<SortedKey>* missing);
   void Learn(std::span<const BlockKeys> blocks, std::span<const std::uint8_t> found,
              const Moment& before) TERRACE_REQUIRES(read_mu_) TERRACE_EXCLUDES(mu_);
 
@@ -157,14 +155,14 @@ class GroupStore final : public Store {
   mutable Mutex mu_;
   GroupDirectory directory_ TERRACE_GUARDED_BY(mu_);
   GroupFilters filters_ TERRACE_GUARDED_BY(mu_);
-  std::deque<Staged*> pending_ TERRACE_GUARDED_BY(mu_);  // Removed under publish_mu_ only.
+  std::deque<Staged*> pending_ TERRACE_GUARDED_BY(mu_);           // Removed under publish_mu_ only.
   std::set<std::uint64_t> empty_blocks_ TERRACE_GUARDED_BY(mu_);  // Starts.
   Moment begun_ TERRACE_GUARDED_BY(mu_);
   Moment ended_ TERRACE_GUARDED_BY(mu_);
   bool warned_ TERRACE_GUARDED_BY(mu_) = false;
 
   // Relaxed atomics: counters for stats().
-  std::atomic<std::uint64_t> rows_read_{0}, rows_written_{0}, rows_expired_{0};
+  std::atomic<std::uint64_t> rows_read_{0}, rows_written_{0}, rows_carried_{0}, rows_expired_{0};
   std::atomic<std::uint64_t> mistaken_reads_{0};
 };
 

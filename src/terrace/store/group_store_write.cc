@@ -31,7 +31,7 @@ class GroupStore::Staged final : public StagedRows {
   std::vector<std::uint64_t> empty;   // Those of blocks without rows.
   std::vector<std::uint64_t> added;   // Those that are new, in order.
   std::int64_t rows_change = 0;
-  std::uint64_t expired = 0;
+  std::uint64_t carried = 0, expired = 0;
   bool broken = false;  // Guarded by the store's mutex.
 
  private:
@@ -194,12 +194,14 @@ Result<std::unique_ptr<GroupStore::Staged>> GroupStore::StageRows(
         if (!removes) merged.push_back({news[n].hash, rows[news[n].index]});
       }
       if (removes && replaced == 0 && merged.size() == old_rows) continue;
+      staged->carried += merged.size() - (removes ? 0 : news.size());
       staged->rows_change +=
           static_cast<std::int64_t>(merged.size()) - static_cast<std::int64_t>(old_rows);
       TERRACE_RETURN_IF_ERROR(out.Add(starts[b], found[b] != 0, merged));
     }
   }
-  if (SweepDue()) TERRACE_RETURN_IF_ERROR(Sweep(std::max(part_blocks_, staged->blocks.size()), &out));
+  if (SweepDue())
+    TERRACE_RETURN_IF_ERROR(Sweep(std::max(part_blocks_, staged->blocks.size()), &out));
   TERRACE_RETURN_IF_ERROR(out.Flush());
   MutexLock state(&mu_);
   pending_.push_back(staged.get());
@@ -231,12 +233,14 @@ Status GroupStore::Sweep(std::size_t blocks, BlockWriter* out) {
       }
     }
     for (std::size_t begin = 0; begin < starts.size(); begin += part_blocks_) {
-      const auto part = std::span(starts).subspan(begin, std::min(part_blocks_, starts.size() - begin));
+      const auto part =
+          std::span(starts).subspan(begin, std::min(part_blocks_, starts.size() - begin));
       found.assign(part.size(), 0);
       TERRACE_RETURN_IF_ERROR(ReadNewest(part, found));
       for (std::size_t b = 0; b < part.size(); ++b) {
         if (found[b] == 0) continue;
-        TERRACE_ASSIGN_OR_RETURN(const BlockView block, ParseBlock(BlockIn(old_blocks_, b), part[b]));
+        TERRACE_ASSIGN_OR_RETURN(const BlockView block,
+                                 ParseBlock(BlockIn(old_blocks_, b), part[b]));
         kept.clear();
         for (std::uint32_t i = 0; i < block.size(); ++i) {
           if (!options_.expiry->MayGo(block.row(i))) kept.push_back({block.hash(i), block.row(i)});
@@ -245,6 +249,7 @@ Status GroupStore::Sweep(std::size_t blocks, BlockWriter* out) {
         // Of one that is empty already the space is to come back, too.
         if (gone == 0 && block.size() > 0) continue;
         out->staged()->expired += gone;
+        out->staged()->carried += kept.size();
         out->staged()->rows_change -= gone;
         TERRACE_RETURN_IF_ERROR(out->Add(part[b], /*old=*/true, kept));
       }
@@ -319,8 +324,8 @@ Status GroupStore::ReadPending(std::span<const std::uint64_t> starts,
       }
       if (wanted.empty()) continue;
       std::vector<std::uint8_t> there(wanted.size());
-      TERRACE_RETURN_IF_ERROR(inner_->ReadStaged(*staged->rows[p], wanted, blocks, there,
-                                                 pending_buffer_.span()));
+      TERRACE_RETURN_IF_ERROR(
+          inner_->ReadStaged(*staged->rows[p], wanted, blocks, there, pending_buffer_.span()));
       for (std::size_t i = 0; i < places.size(); ++i) found[places[i]] |= there[i];
     }
   }
@@ -357,6 +362,7 @@ Status GroupStore::Publish(std::unique_ptr<StagedRows> rows) {
     }
     empty_blocks_.insert(staged->empty.begin(), staged->empty.end());
     rows_written_.fetch_add(staged->hashes.size(), std::memory_order_relaxed);
+    rows_carried_.fetch_add(staged->carried, std::memory_order_relaxed);
     rows_expired_.fetch_add(staged->expired, std::memory_order_relaxed);
     WarnWhenFull();
   }
@@ -377,12 +383,13 @@ void GroupStore::WarnWhenFull() {
   const std::uint64_t rows = inner_->rows_in_blocks();
   if (warned_ || rows <= directory_.groups() * layout_.most_rows) return;
   warned_ = true;
-  LogText(LogLevel::kWarning,
-          fmt::format("table '{}' has {} rows in {}, more than its {} groups were made for: further "
-                      "blocks take memory as needed, and their filters say less. Make the next run "
-                      "with a larger table.expected_keys",
-                      options_.table, FormatCount(rows), options_.directory,
-                      FormatCount(directory_.groups())));
+  LogText(
+      LogLevel::kWarning,
+      fmt::format("table '{}' has {} rows in {}, more than its {} groups were made for: further "
+                  "blocks take memory as needed, and their filters say less. Make the next run "
+                  "with a larger table.expected_keys",
+                  options_.table, FormatCount(rows), options_.directory,
+                  FormatCount(directory_.groups())));
 }
 
 void GroupStore::Forget(Staged* staged) {

@@ -94,9 +94,8 @@ Result<Manifest> DecodeManifest(std::string_view payload, const std::string& pat
   if (!in.Number(&manifest.id) || !in.Text(&manifest.table, kMaxTableNameBytes) ||
       !in.Number(&manifest.shard) || !in.Number(&manifest.row_bytes) ||
       !in.Number(&manifest.sequence) || !in.Number(&manifest.next_file_id) || !in.Number(&files) ||
-      !(has_files(0) || has_files(kGroupsBytes)) ||
-      manifest.row_bytes == 0 || manifest.row_bytes > kMaxRowBytes ||
-      manifest.sequence > kMaxSequence) {
+      !(has_files(0) || has_files(kGroupsBytes)) || manifest.row_bytes == 0 ||
+      manifest.row_bytes > kMaxRowBytes || manifest.sequence > kMaxSequence) {
     return CorruptionError(fmt::format("{}: is not a manifest", path));
   }
   manifest.files.resize(files);
@@ -138,8 +137,8 @@ Result<Manifest> ReadManifest(FileSystem* fs, const std::string& directory, std:
     return InvalidArgumentError(fmt::format(
         "{}: is of table '{}', shard {}, rows of {} bytes; table '{}', shard {}, rows of {} bytes "
         "was asked for",
-        JoinPath(directory, ManifestFileName(id)), manifest.table, manifest.shard, manifest.row_bytes, layout.table, layout.shard,
-        layout.row_bytes));
+        JoinPath(directory, ManifestFileName(id)), manifest.table, manifest.shard,
+        manifest.row_bytes, layout.table, layout.shard, layout.row_bytes));
   }
   return manifest;
 }

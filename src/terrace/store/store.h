@@ -86,8 +86,9 @@ struct StoreOptions {
       0.5;  // Files above it are compacted (HPS E); use stays under live / (1 - stale_share).
   bool direct_io = true;
   ReadQueueOptions read_queue;
-  std::uint64_t io_buffer_bytes =
-      std::uint64_t{8} << 20;  // For reads; as much again for writing and for compaction.
+  // For reads; as much again for writing and for compaction. An index by group has more buffers
+  // in the same room.
+  std::uint64_t io_buffer_bytes = std::uint64_t{8} << 20;
   ReadMode read_mode = ReadMode::kPlanned;
   // Of a store that is created; afterwards a store has the index that it was made with.
   IndexKind index = IndexKind::kKey;
@@ -119,6 +120,8 @@ struct StoreStats {
                 write_bytes = 0;  // Since open, of this process; compaction included.
   std::uint64_t read_requests = 0;
   std::uint64_t rows_read = 0, rows_written = 0, rows_compacted = 0;
+  // Rows of a block that was written for another row of it.
+  std::uint64_t rows_carried = 0;
   std::uint64_t rows_expired = 0;    // Dropped by sweeps.
   std::uint64_t mistaken_reads = 0;  // Records, or blocks, that were read for absent keys alone.
   std::uint64_t compactions = 0;
@@ -163,6 +166,10 @@ class Store {
   // An empty store. kInvalidArgument: the directory holds parameter files already.
   static Result<std::unique_ptr<Store>> Create(FileSystem* fs, Clock* clock, DiskQuota* quota,
                                                const StoreOptions& options);
+  // What an index by group takes from the start, for the rows that are expected.
+  static std::uint64_t GroupIndexBytes(std::uint32_t row_bytes, std::uint64_t expected_rows);
+  // Whether rows of this length can have one.
+  static bool HasGroupIndex(std::uint32_t row_bytes);
   // The store as `manifest` committed it; reads key sections only. A writer removes every file that
   // no manifest in `kept` names, what came after `manifest` included; a reader opens the named
   // files and holds them. kNotFound: the manifest or a file is gone (a reader tries a newer

@@ -329,8 +329,7 @@ Status StoreImpl::FlushIndexBatch(IndexBatch* batch, int kind) {
   return OkStatus();
 }
 
-Status StoreImpl::MergeKeys(const std::vector<FilePtr>& files,
-                            std::vector<SectionCursor>* cursors,
+Status StoreImpl::MergeKeys(const std::vector<FilePtr>& files, std::vector<SectionCursor>* cursors,
                             const std::function<void(std::uint64_t)>& visit) {
   const auto entry_of = [&](std::uint32_t f) {
     KeyEntry entry;
@@ -554,6 +553,7 @@ StoreStats& StoreStats::operator+=(const StoreStats& other) {
   rows_read += other.rows_read;
   rows_written += other.rows_written;
   rows_compacted += other.rows_compacted;
+  rows_carried += other.rows_carried;
   rows_expired += other.rows_expired;
   mistaken_reads += other.mistaken_reads;
   compactions += other.compactions;

@@ -409,8 +409,9 @@ Status StoreImpl::ReadStaged(const StagedRows& staged, std::span<const std::uint
     std::vector<Wanted> wanted;
     for (; i < hashes.size(); ++i) {
       found[i] = 0;
-      at = std::lower_bound(at, write.order.end(), hashes[i],
-                            [](const SortedKey& key, std::uint64_t hash) { return key.hash < hash; });
+      at = std::lower_bound(
+          at, write.order.end(), hashes[i],
+          [](const SortedKey& key, std::uint64_t hash) { return key.hash < hash; });
       const auto place = static_cast<std::size_t>(at - write.order.begin());
       if (place >= file_end) break;
       if (at->hash == hashes[i]) wanted.push_back({i, place - file_begin});
@@ -437,8 +438,7 @@ Status StoreImpl::ReadStaged(const StagedRows& staged, std::span<const std::uint
         const std::uint64_t offset = layout_.RecordOffset(wanted[w].row);
         const std::byte* record = buffer.data() + (offset - begin);
         const Key key = UnmixKey(hashes[wanted[w].index]);
-        TERRACE_RETURN_IF_ERROR(
-            CheckRecord(record, layout_, file->seed, file->path, offset, &key));
+        TERRACE_RETURN_IF_ERROR(CheckRecord(record, layout_, file->seed, file->path, offset, &key));
         std::memcpy(rows[wanted[w].index], record + kRecordHeadBytes, layout_.row_bytes);
         found[wanted[w].index] = 1;
       }
