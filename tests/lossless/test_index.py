@@ -75,10 +75,9 @@ def test_auto_goes_by_the_budget(terrace, workspace, logs, budget, index):
 
 def test_an_index_is_for_life(terrace, workspace, logs):
     job = jobs.tiny([logs.criteo(2000)])
-    run = harness.Run(terrace, workspace, job, **{"data.epochs": 2, "training.max_examples": 1000,
-                                                  **by_group(50_000)})
-    run.train().expect(0)
-    more = ("--set", "training.max_examples=4000")
-    refused = run.train("--resume", *more, "--set", "table.index=key").expect(2)
+    run = harness.Run(terrace, workspace, job, **by_group(50_000, **{"checkpoint.every_batches": 1}))
+    run.train("--test-kill-at", "checkpoint.before_publish:3").expect(-signal.SIGKILL)
+    refused = run.train("--resume", "--set", "table.index=key").expect(2)
     assert "has an index by group, which is fixed for the life of a run" in refused.output
-    run.train("--resume", *more, "--set", "table.index=auto").expect(0)
+    run.train("--resume", "--set", "table.index=auto", "--set", "table.expected_keys=9").expect(0)
+    assert run.summary()["finished"]

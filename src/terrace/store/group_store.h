@@ -112,6 +112,19 @@ class GroupStore final : public Store {
   Result<std::unique_ptr<Staged>> StageRows(std::span<const Key> keys,
                                             std::span<const std::byte* const> rows)
       TERRACE_REQUIRES(stage_mu_) TERRACE_EXCLUDES(mu_, publish_mu_);
+  // The blocks of the keys from order[*next] on, as many as a buffer holds.
+  void PlanWrite(std::span<const SortedKey> order, std::size_t* next,
+                 std::vector<BlockKeys>* blocks) TERRACE_EXCLUDES(mu_);
+  // The rows of a block (null: there is none) with those of `news`, or, with no rows, without them;
+  // returns how many it leaves out because they may go.
+  std::size_t Merge(const BlockView* block, std::span<const SortedKey> news,
+                    std::span<const std::byte* const> rows, std::vector<BlockRow>* merged) const;
+  // Merges blocks, at most as many as a buffer holds, with the keys that `news_of` says of each,
+  // and writes those that change.
+  Status WriteBlocks(std::span<const std::uint64_t> starts,
+                     const std::function<std::span<const SortedKey>(std::size_t)>& news_of,
+                     std::span<const std::byte* const> rows, BlockWriter* out)
+      TERRACE_REQUIRES(stage_mu_) TERRACE_EXCLUDES(mu_, publish_mu_);
   // The newest of these blocks (ascending), staged ones included, into old_blocks_.
   Status ReadNewest(std::span<const std::uint64_t> starts, std::span<std::uint8_t> found)
       TERRACE_REQUIRES(stage_mu_) TERRACE_EXCLUDES(mu_, publish_mu_);
@@ -120,7 +133,7 @@ class GroupStore final : public Store {
   // Looks for rows that may go in up to so many further blocks, from where the last call ended.
   Status Sweep(std::size_t blocks, BlockWriter* out) TERRACE_REQUIRES(stage_mu_)
       TERRACE_EXCLUDES(mu_, publish_mu_);
-  bool SweepDue() const TERRACE_REQUIRES(stage_mu_);
+  bool SweepDue() TERRACE_REQUIRES(stage_mu_);
   // Where the block starts that a row with this hash is to be written to.
   std::uint64_t NewestStartOf(std::uint64_t hash) const TERRACE_REQUIRES(mu_);
   // Gives back the space of blocks without rows, if nothing is staged.
@@ -156,10 +169,13 @@ class GroupStore final : public Store {
   GroupDirectory directory_ TERRACE_GUARDED_BY(mu_);
   GroupFilters filters_ TERRACE_GUARDED_BY(mu_);
   std::deque<Staged*> pending_ TERRACE_GUARDED_BY(mu_);           // Removed under publish_mu_ only.
+  std::uint64_t dropped_ TERRACE_GUARDED_BY(mu_) = 0;             // Of those that were pending.
   std::set<std::uint64_t> empty_blocks_ TERRACE_GUARDED_BY(mu_);  // Starts.
   Moment begun_ TERRACE_GUARDED_BY(mu_);
   Moment ended_ TERRACE_GUARDED_BY(mu_);
   bool warned_ TERRACE_GUARDED_BY(mu_) = false;
+
+  std::atomic<bool> sweep_again_{false};  // Blocks that a sweep wrote may be lost.
 
   // Relaxed atomics: counters for stats().
   std::atomic<std::uint64_t> rows_read_{0}, rows_written_{0}, rows_carried_{0}, rows_expired_{0};

@@ -1,5 +1,6 @@
 // The writing half of GroupStore.
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -33,6 +34,7 @@ class GroupStore::Staged final : public StagedRows {
   std::int64_t rows_change = 0;
   std::uint64_t carried = 0, expired = 0;
   bool broken = false;  // Guarded by the store's mutex.
+  bool published = false;
 
  private:
   GroupStore* const store_;
@@ -125,90 +127,116 @@ std::uint64_t GroupStore::NewestStartOf(std::uint64_t hash) const {
   return start;
 }
 
+void GroupStore::PlanWrite(std::span<const SortedKey> order, std::size_t* next,
+                           std::vector<BlockKeys>* blocks) {
+  blocks->clear();
+  while (*next < order.size()) {
+    MutexLock state(&mu_);
+    const std::size_t end = std::min(order.size(), *next + kIndexBatch);
+    for (; *next < end; ++*next) {
+      const std::uint64_t start = NewestStartOf(order[*next].hash);
+      if (blocks->empty() || blocks->back().start != start) {
+        if (blocks->size() == part_blocks_) return;
+        blocks->push_back({start, *next, *next, false});
+      }
+      blocks->back().end = *next + 1;
+    }
+  }
+}
+
+std::size_t GroupStore::Merge(const BlockView* block, std::span<const SortedKey> news,
+                              std::span<const std::byte* const> rows,
+                              std::vector<BlockRow>* merged) const {
+  merged->clear();
+  std::size_t expired = 0;
+  std::size_t n = 0;
+  const auto take_next = [&] {
+    if (!rows.empty()) merged->push_back({news[n].hash, rows[news[n].index]});
+    ++n;
+  };
+  for (std::uint32_t i = 0; block != nullptr && i < block->size(); ++i) {
+    const std::uint64_t hash = block->hash(i);
+    while (n < news.size() && news[n].hash < hash) take_next();
+    if (n < news.size() && news[n].hash == hash) {
+      take_next();
+    } else if (options_.expiry != nullptr && options_.expiry->MayGo(block->row(i))) {
+      ++expired;
+    } else {
+      merged->push_back({hash, block->row(i)});
+    }
+  }
+  while (n < news.size()) take_next();
+  return expired;
+}
+
 Result<std::unique_ptr<GroupStore::Staged>> GroupStore::StageRows(
     std::span<const Key> keys, std::span<const std::byte* const> rows) {
-  const bool removes = rows.empty();
   auto staged = std::make_unique<Staged>(this);
   BlockWriter out(inner_.get(), &layout_, new_blocks_.span(), staged.get());
   const std::vector<SortedKey> order = SortKeys(keys);
-  if (!removes) {
+  if (!rows.empty()) {
     staged->hashes.reserve(order.size());
     for (const SortedKey& key : order) staged->hashes.push_back(key.hash);
   }
-  std::vector<std::uint64_t> starts;
-  std::vector<std::size_t> ends;  // Of the keys of each block.
-  std::vector<std::uint8_t> found;
-  std::vector<BlockRow> merged;
-  for (std::size_t next = 0; next < order.size();) {
-    starts.clear();
-    ends.clear();
-    const std::size_t first = next;
-    while (next < order.size()) {
-      MutexLock state(&mu_);
-      bool full = false;
-      for (std::size_t n = 0; n < kIndexBatch && next < order.size() && !full; ++n) {
-        const std::uint64_t start = NewestStartOf(order[next].hash);
-        if (starts.empty() || starts.back() != start) {
-          full = starts.size() == part_blocks_;
-          if (full) break;
-          starts.push_back(start);
-          ends.push_back(next);
-        }
-        ends.back() = ++next;
-      }
-      if (full) break;
-    }
-    found.assign(starts.size(), 0);
-    TERRACE_RETURN_IF_ERROR(ReadNewest(starts, found));
-    std::size_t begin = first;
-    for (std::size_t b = 0; b < starts.size(); ++b) {
-      const std::span<const SortedKey> news = std::span(order).subspan(begin, ends[b] - begin);
-      begin = ends[b];
-      merged.clear();
-      std::uint32_t old_rows = 0, replaced = 0;
-      std::size_t n = 0;
-      const auto add_news = [&](std::uint64_t below) {
-        for (; n < news.size() && news[n].hash < below; ++n) {
-          if (!removes) merged.push_back({news[n].hash, rows[news[n].index]});
-        }
-      };
-      if (found[b] != 0) {
-        TERRACE_ASSIGN_OR_RETURN(const BlockView block,
-                                 ParseBlock(BlockIn(old_blocks_, b), starts[b]));
-        old_rows = block.size();
-        for (std::uint32_t i = 0; i < block.size(); ++i) {
-          const std::uint64_t hash = block.hash(i);
-          add_news(hash);
-          if (n < news.size() && news[n].hash == hash) {
-            if (!removes) merged.push_back({hash, rows[news[n].index]});
-            ++n;
-            ++replaced;
-          } else if (options_.expiry != nullptr && options_.expiry->MayGo(block.row(i))) {
-            ++staged->expired;
-          } else {
-            merged.push_back({hash, block.row(i)});
-          }
-        }
-      }
-      for (; n < news.size(); ++n) {
-        if (!removes) merged.push_back({news[n].hash, rows[news[n].index]});
-      }
-      if (removes && replaced == 0 && merged.size() == old_rows) continue;
-      staged->carried += merged.size() - (removes ? 0 : news.size());
-      staged->rows_change +=
-          static_cast<std::int64_t>(merged.size()) - static_cast<std::int64_t>(old_rows);
-      TERRACE_RETURN_IF_ERROR(out.Add(starts[b], found[b] != 0, merged));
-    }
+  std::uint64_t dropped;
+  {
+    MutexLock state(&mu_);
+    dropped = dropped_;
   }
-  if (SweepDue())
+  std::vector<BlockKeys> blocks;
+  for (std::size_t next = 0; next < order.size();) {
+    PlanWrite(order, &next, &blocks);
+    std::vector<std::uint64_t> starts;
+    for (const BlockKeys& block : blocks) starts.push_back(block.start);
+    TERRACE_RETURN_IF_ERROR(WriteBlocks(
+        starts,
+        [&](std::size_t b) {
+          return std::span(order).subspan(blocks[b].begin, blocks[b].end - blocks[b].begin);
+        },
+        rows, &out));
+  }
+  if (SweepDue()) {
     TERRACE_RETURN_IF_ERROR(Sweep(std::max(part_blocks_, staged->blocks.size()), &out));
+  }
   TERRACE_RETURN_IF_ERROR(out.Flush());
   MutexLock state(&mu_);
+  staged->broken = dropped != dropped_;
   pending_.push_back(staged.get());
   return staged;
 }
 
-bool GroupStore::SweepDue() const {
+Status GroupStore::WriteBlocks(
+    std::span<const std::uint64_t> starts,
+    const std::function<std::span<const SortedKey>(std::size_t)>& news_of,
+    std::span<const std::byte* const> rows, BlockWriter* out) {
+  Staged* const staged = out->staged();
+  std::vector<std::uint8_t> found(starts.size());
+  TERRACE_RETURN_IF_ERROR(ReadNewest(starts, found));
+  std::vector<BlockRow> merged;
+  for (std::size_t b = 0; b < starts.size(); ++b) {
+    const std::span<const SortedKey> news = news_of(b);
+    std::optional<BlockView> block;
+    if (found[b] != 0) {
+      TERRACE_ASSIGN_OR_RETURN(block, ParseBlock(BlockIn(old_blocks_, b), starts[b]));
+    }
+    const std::size_t expired = Merge(block ? &*block : nullptr, news, rows, &merged);
+    const std::size_t old_rows = block ? block->size() : 0;
+    // Nothing that there is to take out; of one that is empty already the space is to come back.
+    if (rows.empty() && merged.size() == old_rows && (old_rows > 0 || !block)) continue;
+    staged->expired += expired;
+    staged->carried += merged.size() - (rows.empty() ? 0 : news.size());
+    staged->rows_change +=
+        static_cast<std::int64_t>(merged.size()) - static_cast<std::int64_t>(old_rows);
+    TERRACE_RETURN_IF_ERROR(out->Add(starts[b], block.has_value(), merged));
+  }
+  return OkStatus();
+}
+
+bool GroupStore::SweepDue() {
+  if (sweep_again_.exchange(false)) {
+    sweep_next_ = 0;
+    swept_points_ = 0;
+  }
   return options_.expiry != nullptr &&
          (sweep_next_ > 0 || options_.expiry->points() > swept_points_);
 }
@@ -218,8 +246,6 @@ Status GroupStore::Sweep(std::size_t blocks, BlockWriter* out) {
   // Those that this write has made anew are swept.
   const std::vector<std::uint64_t> swept = out->staged()->blocks;
   std::vector<std::uint64_t> starts;
-  std::vector<std::uint8_t> found;
-  std::vector<BlockRow> kept;
   for (std::size_t seen = 0; seen < blocks;) {
     starts.clear();
     bool ended = false;
@@ -233,26 +259,10 @@ Status GroupStore::Sweep(std::size_t blocks, BlockWriter* out) {
       }
     }
     for (std::size_t begin = 0; begin < starts.size(); begin += part_blocks_) {
-      const auto part =
-          std::span(starts).subspan(begin, std::min(part_blocks_, starts.size() - begin));
-      found.assign(part.size(), 0);
-      TERRACE_RETURN_IF_ERROR(ReadNewest(part, found));
-      for (std::size_t b = 0; b < part.size(); ++b) {
-        if (found[b] == 0) continue;
-        TERRACE_ASSIGN_OR_RETURN(const BlockView block,
-                                 ParseBlock(BlockIn(old_blocks_, b), part[b]));
-        kept.clear();
-        for (std::uint32_t i = 0; i < block.size(); ++i) {
-          if (!options_.expiry->MayGo(block.row(i))) kept.push_back({block.hash(i), block.row(i)});
-        }
-        const std::uint32_t gone = block.size() - static_cast<std::uint32_t>(kept.size());
-        // Of one that is empty already the space is to come back, too.
-        if (gone == 0 && block.size() > 0) continue;
-        out->staged()->expired += gone;
-        out->staged()->carried += kept.size();
-        out->staged()->rows_change -= gone;
-        TERRACE_RETURN_IF_ERROR(out->Add(part[b], /*old=*/true, kept));
-      }
+      const std::size_t n = std::min(part_blocks_, starts.size() - begin);
+      TERRACE_RETURN_IF_ERROR(WriteBlocks(
+          std::span(starts).subspan(begin, n),
+          [](std::size_t /*block*/) { return std::span<const SortedKey>(); }, {}, out));
     }
     seen += starts.size();
     if (!ended) continue;
@@ -356,6 +366,7 @@ Status GroupStore::Publish(std::unique_ptr<StagedRows> rows) {
   }
   MutexLock state(&mu_);
   if (status.ok()) {
+    staged->published = true;
     pending_.pop_front();
     if (!empty_blocks_.empty()) {
       for (const std::uint64_t start : staged->blocks) empty_blocks_.erase(start);
@@ -393,12 +404,15 @@ void GroupStore::WarnWhenFull() {
 }
 
 void GroupStore::Forget(Staged* staged) {
+  if (staged->published) return;
+  sweep_again_.store(true);  // It may have been of a sweep.
   MutexLock publish(&publish_mu_);
   MutexLock state(&mu_);
   const auto at = std::find(pending_.begin(), pending_.end(), staged);
   if (at == pending_.end()) return;
   for (auto behind = at + 1; behind != pending_.end(); ++behind) (*behind)->broken = true;
   pending_.erase(at);
+  ++dropped_;
 }
 
 Status GroupStore::EraseEmptyBlocks() {
