@@ -2,7 +2,7 @@
 // with SIGKILL at a random moment or at a named sync point, again and again; after each death
 // another process compares what lies on the disk with the expected state, a file outside the run.
 //
-//   crash_harness --folder EMPTY --points FILE [--rounds N] [--seed S]
+//   crash_harness --folder EMPTY --points FILE [--rounds N] [--seed S] [--index key|group]
 //
 // A worker resumes the run, checks and changes rows, flushes, takes checkpoints, drops old ones,
 // compacts, opens the run again and at times deletes it. What it is about to commit, it writes to
@@ -102,6 +102,7 @@ class ExpectedFile final : public ExpectedState {
 struct Arguments {
   std::string folder, points;
   std::uint64_t rounds = 100, seed = 1;
+  IndexKind index = IndexKind::kKey;
 };
 
 // Ends the process with what it has found.
@@ -244,6 +245,8 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
       arguments->points = argv[i + 1];
     } else if (name == "--rounds") {
       if (!number(argv[i + 1], &arguments->rounds)) return false;
+    } else if (name == "--index") {
+      arguments->index = std::string(argv[i + 1]) == "group" ? IndexKind::kGroup : IndexKind::kKey;
     } else if (name != "--seed" || !number(argv[i + 1], &arguments->seed)) {
       return false;
     }
@@ -254,7 +257,10 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
 int Main(int argc, char** argv) {
   Arguments arguments;
   if (!Parse(argc, argv, &arguments)) {
-    std::fputs("crash_harness --folder EMPTY --points FILE [--rounds N] [--seed S]\n", stderr);
+    std::fputs(
+        "crash_harness --folder EMPTY --points FILE [--rounds N] [--seed S] "
+        "[--index key|group]\n",
+        stderr);
     return 2;
   }
   ConfigureAllocator();
@@ -264,7 +270,7 @@ int Main(int argc, char** argv) {
   for (std::string line; std::getline(in, line);) {
     if (!line.empty()) points.push_back(line);
   }
-  Result<Job> job = MakeWorkerJob(arguments.folder + "/run");
+  Result<Job> job = MakeWorkerJob(arguments.folder + "/run", arguments.index);
   Result<ModelPlan> plan = job.ok() ? MakeWorkerPlan(FileSystem::Posix(), *job) : job.status();
   if (!plan.ok() || points.empty()) {
     std::fprintf(stderr, "%s\n", plan.ok() ? "no sync points" : plan.status().message().c_str());

@@ -109,15 +109,16 @@ void Expected::Apply(Note note, Snapshot snapshot) {
   }
 }
 
-Result<Job> MakeWorkerJob(const std::string& run) {
+Result<Job> MakeWorkerJob(const std::string& run, IndexKind index) {
   const std::string yaml = fmt::format(
       "seed: 1\noutput: {}\ndata: {{format: synthetic, rows: 1000, cardinality: 100}}\n"
-      "table: {{dim: 8, optimizer: {{type: adagrad, learning_rate: 0.1}}}}\n"
+      "table: {{dim: 8, optimizer: {{type: adagrad, learning_rate: 0.1}}, index: {}, "
+      "expected_keys: 600}}\n"
       "network: {{type: dnn, hidden: [4]}}\n"
       "training: {{batch: 512, minibatch: 512, threads: 1}}\n"
       "memory: {{budget: 256MiB}}\n"
       "ssd: {{quota: 1GiB, shards: 2, file_size: 64KiB, stale_share: 0.4, merge_gap: 16KiB}}\n",
-      run);
+      run, index == IndexKind::kGroup ? "group" : "key");
   return ParseJob(yaml, "the harness's job", {});
 }
 

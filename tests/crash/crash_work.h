@@ -60,8 +60,8 @@ class ExpectedState {
   virtual Status Restart(const std::vector<Snapshot>& kept) = 0;
 };
 
-// A small job for a run in that folder, and its plan.
-Result<Job> MakeWorkerJob(const std::string& run);
+// A small job for a run in that folder, and its plan. The table expects fewer keys than it gets.
+Result<Job> MakeWorkerJob(const std::string& run, IndexKind index);
 Result<ModelPlan> MakeWorkerPlan(FileSystem* fs, const Job& job);
 
 // A process's use of the run: opens what the newest checkpoint says and works on it.

@@ -41,11 +41,11 @@ class ExpectedInMemory final : public ExpectedState {
 };
 
 // One disk that loses its power again and again.
-class PowerLoss : public testing::Test {
+class PowerLoss : public testing::TestWithParam<IndexKind> {
  protected:
   void SetUp() override {
     SetLogLevel(LogLevel::kError);
-    Result<Job> job = MakeWorkerJob(kRun);
+    Result<Job> job = MakeWorkerJob(kRun, GetParam());
     TERRACE_ASSERT_OK(job.status());
     job_ = *job;
     Result<ModelPlan> plan = MakeWorkerPlan(FileSystem::Posix(), job_);
@@ -84,7 +84,7 @@ class PowerLoss : public testing::Test {
   std::uint64_t round_ = 0;
 };
 
-TEST_F(PowerLoss, AtRandomMoments) {
+TEST_P(PowerLoss, AtRandomMoments) {
   constexpr std::uint64_t kDisks = 40;
   constexpr std::uint64_t kLosses = 8;  // Of one disk.
   for (std::uint64_t seed = 1; seed <= kDisks; ++seed) {
@@ -105,7 +105,7 @@ TEST_F(PowerLoss, AtRandomMoments) {
 }
 
 // The same work on a fresh disk, the power lost at each of its calls.
-TEST_F(PowerLoss, AtEachCall) {
+TEST_P(PowerLoss, AtEachCall) {
   constexpr std::uint64_t kSeed = 7;
   constexpr std::uint64_t kNever = ~std::uint64_t{0};
   std::uint64_t calls = 0;
@@ -126,6 +126,11 @@ TEST_F(PowerLoss, AtEachCall) {
     if (HasFailure()) return;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Indexes, PowerLoss, testing::Values(IndexKind::kKey, IndexKind::kGroup),
+                         [](const auto& param) {
+                           return param.param == IndexKind::kKey ? "ByKey" : "ByGroup";
+                         });
 
 }  // namespace
 }  // namespace terrace

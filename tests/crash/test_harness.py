@@ -1,6 +1,8 @@
 """Random work on stores, cache and checkpoints, killed again and again (crash_harness.cc)."""
 import subprocess
 
+import pytest
+
 import sync_points
 
 # Seconds for ten thousand rounds on a slow disk.
@@ -14,7 +16,8 @@ def test_every_point_has_its_test():
     assert len(sync_points.HARNESS) > 30
 
 
-def test_kills(terrace, workspace, sample_seed, full):
+@pytest.mark.parametrize("index", ["key", "group"])
+def test_kills(terrace, workspace, sample_seed, full, index):
     rounds = 10_000 if full else 100
     points = workspace / "points"
     points.write_text("\n".join(sorted(sync_points.HARNESS)) + "\n")
@@ -22,7 +25,8 @@ def test_kills(terrace, workspace, sample_seed, full):
     folder.mkdir()
     print(f"--sample-seed {sample_seed}: {rounds} rounds")
     result = subprocess.run([str(terrace.binary.parent.parent / "tests" / "crash_harness"), "--folder", str(folder),
-                             "--points", str(points), "--rounds", str(rounds), "--seed", str(sample_seed)],
+                             "--points", str(points), "--rounds", str(rounds), "--seed", str(sample_seed),
+                             "--index", index],
                             stdin=subprocess.DEVNULL, capture_output=True, text=True,
                             timeout=FULL_PATIENCE_SECONDS if full else PATIENCE_SECONDS)
     print(result.stdout)

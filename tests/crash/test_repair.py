@@ -536,3 +536,76 @@ def test_killed_at_every_point(terrace, job, killed, workspace, log):
             assert findings(run) == [], f"{name}:{hit}"
             assert inspect(run, "--digest").stdout == digest, f"{name}:{hit}"
             harness.remove(run.folder)
+
+
+@pytest.fixture(scope="module")
+def killed_by_group(terrace, job, tmp_path_factory):
+    # As many groups as make later checkpoints leave blocks of earlier ones as they were.
+    run = harness.Run(terrace, tmp_path_factory.mktemp("groups"), job,
+                      **{"table.index": "group", "table.expected_keys": 200_000})
+    run.train("--test-kill-at", "checkpoint.before_publish:5").expect(-signal.SIGKILL)
+    assert len(run.checkpoints()) == 3
+    return run
+
+
+@pytest.fixture
+def group_run(terrace, workspace, killed_by_group):
+    run = harness.Run(terrace, workspace, killed_by_group.job, **{"output": str(workspace / "run")})
+    harness.copy_run(killed_by_group.path, run.path)
+    return run
+
+
+def files_of(run, number):
+    """Row files that the manifest of shard 0 names at a checkpoint."""
+    _, files = run_files.read_manifest(run_files.store_folder(run) / f"manifest-{number:08}")
+    return {file for file, _ in files}
+
+
+def test_a_lost_block_goes_back(group_run, log, expected):
+    """Nothing tells the keys of its rows: the run goes on from a checkpoint that does not name it, if there is one."""
+    run = group_run
+    numbers = [int(name.split("-")[1]) for name in run.checkpoints()]
+    newest = run_files.newest_versions(run_files.row_files(run))
+    in_shard = [(file, row) for _, file, row in newest.values() if file.path.parent == run_files.store_folder(run)]
+    number_of = {file.path: int(file.path.name.split("-")[1]) for file, _ in in_shard}
+    late = files_of(run, numbers[-1]) - files_of(run, numbers[-2])
+    file, row = next(place for place in in_shard if number_of[place[0].path] in late)
+    run_files.overwrite(file.path, file.record_offset(row) + 100)
+    assert_names(findings(run), file.path, file.record_offset(row))
+    planned = plan(run)
+    assert planned["checkpoint"] == numbers[-2] and planned["dropped_checkpoints"] == [numbers[-1]]
+    repair(run)
+    assert_same_as_undisturbed(run, log, expected)
+
+
+def test_a_lost_block_of_every_checkpoint_is_refused(group_run):
+    run = group_run
+    numbers = [int(name.split("-")[1]) for name in run.checkpoints()]
+    newest = run_files.newest_versions(run_files.row_files(run))
+    always = set.intersection(*(files_of(run, number) for number in numbers))
+    file, row = next((file, row) for _, file, row in newest.values()
+                     if file.path.parent == run_files.store_folder(run) and int(file.path.name.split("-")[1]) in always)
+    run_files.overwrite(file.path, file.record_offset(row) + 100)
+    before = run_files.contents(run.path)
+    result = inspect(run, "--repair", "--yes")
+    assert result.returncode == 1, result.stdout
+    assert "which has an index by group" in result.stderr and "hashes 0x" in result.stderr, result.stderr
+    assert run_files.contents(run.path) == before
+
+
+def test_a_damaged_key_section_of_blocks(group_run, log, expected):
+    """Nothing is lost, and a block that a newer one has replaced is none."""
+    run = group_run
+    files = run_files.row_files(run)
+    newest = run_files.newest_versions(files)
+    file = next(file for file in files)
+    run_files.overwrite(file.path, file.keys_offset + 3)
+    for other in files:
+        stale = [row for row, (key, version) in enumerate(other.entries) if newest[key][0] != version]
+        if other is not file and stale:
+            run_files.overwrite(other.path, other.record_offset(stale[0]) + 40)
+            break
+    planned = plan(run)
+    assert planned["successor"] and not any(store["dropped_keys"] for store in planned["stores"])
+    repair(run)
+    assert_same_as_undisturbed(run, log, expected)

@@ -72,6 +72,9 @@ class NullStore final : public Store {
   void WantSweep() override {}
   StoreStats stats() const override { return {}; }
   std::uint64_t index_bytes() const override { return 0; }
+  std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t /*writes*/) const override {
+    return rows * row_bytes_;
+  }
   Status background_status() const override { return OkStatus(); }
 
  private:

@@ -129,16 +129,17 @@ std::uint64_t RowCacheImpl::AppendDirty(std::uint32_t chunk, bool pinned, std::u
 }
 
 std::uint64_t RowCacheImpl::dirty_bytes() const {
-  // Bytes that a store adds to a row (its head, padding and place in the key section) and to a
-  // file.
-  constexpr std::uint64_t kPerRow = 64, kPerFile = 16384;
   const std::uint64_t rows =
       dirty_rows_.load(std::memory_order_relaxed) + write_back_->unwritten_rows();
   if (rows == 0) return 0;
-  // Every full buffer, the rests of those that are there, and the last one make a file per shard.
-  const std::uint64_t files =
-      (rows / write_back_->buffer_rows() + 3) * static_cast<std::uint64_t>(stores_.size());
-  return rows * (options_.row_bytes + kPerRow) + files * kPerFile;
+  // Every full buffer, the rests of those that are there, and the last one are a write of each
+  // store, which has its share of the rows.
+  const std::uint64_t writes = rows / write_back_->buffer_rows() + 3;
+  std::uint64_t bytes = 0;
+  for (const Store* store : stores_) {
+    bytes += store->MostWriteBytes((rows + stores_.size() - 1) / stores_.size(), writes);
+  }
+  return bytes;
 }
 
 }  // namespace terrace

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "terrace/store/group_directory.h"
+
 namespace terrace {
 namespace {
 
@@ -53,6 +55,7 @@ class Decoder {
 };
 
 constexpr std::size_t kFileEntryBytes = 32;
+constexpr std::size_t kGroupsBytes = 16;  // Behind the files, from version 2 on.
 
 }  // namespace
 
@@ -73,6 +76,10 @@ std::string EncodeManifest(const Manifest& manifest) {
     out.Number(file.rows);
     out.Number(file.footer_checksum);
   }
+  if (manifest.groups > 0) {
+    out.Number(manifest.groups);
+    out.Number(manifest.rows_in_blocks);
+  }
   return out.Take();
 }
 
@@ -80,12 +87,15 @@ Result<Manifest> DecodeManifest(std::string_view payload, const std::string& pat
   Manifest manifest;
   Decoder in(payload);
   std::uint64_t files;
+  const auto has_files = [&](std::size_t behind) {
+    return in.left() >= behind && (in.left() - behind) % kFileEntryBytes == 0 &&
+           (in.left() - behind) / kFileEntryBytes == files;
+  };
   if (!in.Number(&manifest.id) || !in.Text(&manifest.table, kMaxTableNameBytes) ||
       !in.Number(&manifest.shard) || !in.Number(&manifest.row_bytes) ||
       !in.Number(&manifest.sequence) || !in.Number(&manifest.next_file_id) || !in.Number(&files) ||
-      in.left() % kFileEntryBytes != 0 || in.left() / kFileEntryBytes != files ||
-      manifest.row_bytes == 0 || manifest.row_bytes > kMaxRowBytes ||
-      manifest.sequence > kMaxSequence) {
+      !(has_files(0) || has_files(kGroupsBytes)) || manifest.row_bytes == 0 ||
+      manifest.row_bytes > kMaxRowBytes || manifest.sequence > kMaxSequence) {
     return CorruptionError(fmt::format("{}: is not a manifest", path));
   }
   manifest.files.resize(files);
@@ -98,11 +108,16 @@ Result<Manifest> DecodeManifest(std::string_view payload, const std::string& pat
     }
     least_id = file.id + 1;
   }
+  if (in.left() == 0) return manifest;
+  if (!in.Number(&manifest.groups) || !in.Number(&manifest.rows_in_blocks) ||
+      manifest.groups == 0 || manifest.groups > GroupDirectory::kMostGroups) {
+    return CorruptionError(fmt::format("{}: the manifest has no number of groups", path));
+  }
   return manifest;
 }
 
 Result<Manifest> ReadManifest(FileSystem* fs, const std::string& directory, std::uint64_t id,
-                              const FileDigest& digest, const RecordLayout& layout) {
+                              const FileDigest& digest) {
   const std::string path = JoinPath(directory, ManifestFileName(id));
   TERRACE_ASSIGN_OR_RETURN(const std::string payload,
                            ReadFramedFile(fs, path, kManifestMagic, kManifestVersion, &digest));
@@ -111,13 +126,19 @@ Result<Manifest> ReadManifest(FileSystem* fs, const std::string& directory, std:
     return CorruptionError(
         fmt::format("{}: says that it is manifest {}, not {}", path, manifest.id, id));
   }
+  return manifest;
+}
+
+Result<Manifest> ReadManifest(FileSystem* fs, const std::string& directory, std::uint64_t id,
+                              const FileDigest& digest, const RecordLayout& layout) {
+  TERRACE_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(fs, directory, id, digest));
   if (manifest.table != layout.table || manifest.shard != layout.shard ||
       manifest.row_bytes != layout.row_bytes) {
     return InvalidArgumentError(fmt::format(
         "{}: is of table '{}', shard {}, rows of {} bytes; table '{}', shard {}, rows of {} bytes "
         "was asked for",
-        path, manifest.table, manifest.shard, manifest.row_bytes, layout.table, layout.shard,
-        layout.row_bytes));
+        JoinPath(directory, ManifestFileName(id)), manifest.table, manifest.shard,
+        manifest.row_bytes, layout.table, layout.shard, layout.row_bytes));
   }
   return manifest;
 }

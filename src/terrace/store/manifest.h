@@ -15,7 +15,7 @@
 namespace terrace {
 
 inline constexpr std::string_view kManifestMagic = "TERRMANI";
-inline constexpr std::uint32_t kManifestVersion = 1;
+inline constexpr std::uint32_t kManifestVersion = 2;  // 1: of a store with an index by key.
 
 struct Manifest {
   struct File {
@@ -31,12 +31,21 @@ struct Manifest {
   std::uint64_t sequence = 0;      // Greatest that was given out.
   std::uint64_t next_file_id = 1;  // Greater than any that was given out.
   std::vector<File> files;         // By id, ascending.
+  // Of a store with an index by group, whose row_bytes is that of a block: how many groups, and the
+  // rows in the blocks. 0 groups: an index by key.
+  std::uint64_t groups = 0;
+  std::uint64_t rows_in_blocks = 0;
+
+  std::uint32_t version() const { return groups > 0 ? 2 : 1; }
 };
 
 std::string ManifestFileName(std::uint64_t id);
 std::string EncodeManifest(const Manifest& manifest);
 // kCorruption when the bytes are no manifest; `path` is for messages.
 Result<Manifest> DecodeManifest(std::string_view payload, const std::string& path);
+// Manifest-<id> as `reference` names it, of whatever store.
+Result<Manifest> ReadManifest(FileSystem* fs, const std::string& directory, std::uint64_t id,
+                              const FileDigest& digest);
 // Reads manifest-<id> and checks that it is `reference` and belongs to the layout's store.
 Result<Manifest> ReadManifest(FileSystem* fs, const std::string& directory, std::uint64_t id,
                               const FileDigest& digest, const RecordLayout& layout);

@@ -49,6 +49,10 @@ class DiskQuota {
 // holds one of them (HPS 6), for comparison. The rows are the same.
 enum class ReadMode : std::uint8_t { kPlanned, kWholeFile };
 
+// What leads to the rows: an entry a key, or an entry and a Bloom filter a group of keys
+// (docs/decisions/group-index.md). The rows are the same.
+enum class IndexKind : std::uint8_t { kKey, kGroup };
+
 // Which rows nobody will miss: expired ones. Thread-safe.
 class RowExpiry {
  public:
@@ -82,9 +86,13 @@ struct StoreOptions {
       0.5;  // Files above it are compacted (HPS E); use stays under live / (1 - stale_share).
   bool direct_io = true;
   ReadQueueOptions read_queue;
-  std::uint64_t io_buffer_bytes =
-      std::uint64_t{8} << 20;  // For reads; as much again for writing and for compaction.
+  // For reads; as much again for writing and for compaction. An index by group has more buffers
+  // in the same room.
+  std::uint64_t io_buffer_bytes = std::uint64_t{8} << 20;
   ReadMode read_mode = ReadMode::kPlanned;
+  // Of a store that is created; afterwards a store has the index that it was made with.
+  IndexKind index = IndexKind::kKey;
+  std::uint64_t expected_rows = 0;  // Decides the number of groups. More of them cost memory.
   // Two needed records of a file are read by one request when no more bytes than these lie between
   // them: what a request costs in bytes of sequential reading (ReadCost::MergeGapBytes). The
   // cheapest plan follows from it for every region by itself: single sectors where rows lie apart,
@@ -112,8 +120,10 @@ struct StoreStats {
                 write_bytes = 0;  // Since open, of this process; compaction included.
   std::uint64_t read_requests = 0;
   std::uint64_t rows_read = 0, rows_written = 0, rows_compacted = 0;
+  // Rows of a block that was written for another row of it.
+  std::uint64_t rows_carried = 0;
   std::uint64_t rows_expired = 0;    // Dropped by sweeps.
-  std::uint64_t mistaken_reads = 0;  // Records that the index took for an absent key's.
+  std::uint64_t mistaken_reads = 0;  // Records, or blocks, that were read for absent keys alone.
   std::uint64_t compactions = 0;
   double read_seconds = 0, write_seconds = 0, compaction_seconds = 0;
   std::uint64_t live_rows = 0, live_bytes = 0;  // Newest rows, as records on disk.
@@ -156,6 +166,10 @@ class Store {
   // An empty store. kInvalidArgument: the directory holds parameter files already.
   static Result<std::unique_ptr<Store>> Create(FileSystem* fs, Clock* clock, DiskQuota* quota,
                                                const StoreOptions& options);
+  // What an index by group takes from the start, for the rows that are expected.
+  static std::uint64_t GroupIndexBytes(std::uint32_t row_bytes, std::uint64_t expected_rows);
+  // Whether rows of this length can have one.
+  static bool HasGroupIndex(std::uint32_t row_bytes);
   // The store as `manifest` committed it; reads key sections only. A writer removes every file that
   // no manifest in `kept` names, what came after `manifest` included; a reader opens the named
   // files and holds them. kNotFound: the manifest or a file is gone (a reader tries a newer
@@ -223,6 +237,8 @@ class Store {
 
   virtual StoreStats stats() const = 0;
   virtual std::uint64_t index_bytes() const = 0;  // As in stats(), cheap.
+  // On disk, of rows that so many writes bring, at most.
+  virtual std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t writes) const = 0;
   // First error of the background thread, if any: the run stops with it.
   virtual Status background_status() const = 0;
 };

@@ -27,6 +27,8 @@ Result<ManifestReference> StoreImpl::Commit(std::uint64_t id) {
     manifest.row_bytes = layout_.row_bytes;
     manifest.sequence = sequence_;
     manifest.next_file_id = next_file_id_;
+    manifest.groups = groups_;
+    manifest.rows_in_blocks = rows_in_blocks_;
     files = LiveFiles();
     for (const FilePtr& file : files) {
       manifest.files.push_back(
@@ -70,7 +72,7 @@ Result<ManifestReference> StoreImpl::PublishManifest(const Manifest& manifest,
   SyncPoint::Hit("store.commit.before_manifest");
   const Result<FileDigest> digest =
       WriteFramedFile(fs_, JoinPath(options_.directory, ManifestFileName(manifest.id)),
-                      kManifestMagic, kManifestVersion, std::as_bytes(std::span(payload)));
+                      kManifestMagic, manifest.version(), std::as_bytes(std::span(payload)));
   if (!digest.ok()) return Poison(digest.status().WithContext(context));
   GiveSpace(space - AlignUp(digest->size, kBlockBytes));
   write_bytes_.fetch_add(digest->size, std::memory_order_relaxed);

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "terrace/base/sync_point.h"
@@ -55,7 +56,7 @@ void ExpectManifestsWhole(FileSystem* fs, const StoreHarness& broken) {
   std::vector<ManifestReference> kept;
   for (const auto& [id, reference] : broken.manifests()) kept.push_back(reference);
   DiskQuota quota(kQuota);
-  const StoreOptions options = StoreHarness::TinyOptions();
+  const StoreOptions options = *broken.options();
   {
     // As the trainer does: it removes what came later.
     auto store =
@@ -80,17 +81,21 @@ void ExpectManifestsWhole(FileSystem* fs, const StoreHarness& broken) {
   }
 }
 
-class FaultSweep : public testing::TestWithParam<Fault> {};
+StoreOptions OptionsOf(IndexKind index) {
+  return index == IndexKind::kKey ? StoreHarness::TinyOptions() : StoreHarness::TinyGroupOptions();
+}
+
+class FaultSweep : public testing::TestWithParam<std::tuple<Fault, IndexKind>> {};
 
 TEST_P(FaultSweep, EachOperationInTurn) {
   for (std::uint64_t nth = 1;; ++nth) {
     SCOPED_TRACE("fault at operation " + std::to_string(nth));
     MemoryFileSystem memory;
     FaultRule rule;
-    rule.fault = GetParam();
+    rule.fault = std::get<Fault>(GetParam());
     rule.nth = nth;
     FaultyFileSystem fs(&memory, {rule});
-    StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
+    StoreHarness harness(&fs, kQuota, OptionsOf(std::get<IndexKind>(GetParam())));
     RunScript(&harness, 7);
     harness.Abandon();
     EXPECT_LE(harness.quota()->used(), 0u);
@@ -104,9 +109,15 @@ TEST_P(FaultSweep, EachOperationInTurn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FaultSweep,
-                         testing::Values(Fault::kError, Fault::kShortRead, Fault::kShortWrite,
-                                         Fault::kNoSpace, Fault::kSyncError, Fault::kFlippedBit),
-                         [](const auto& param) { return std::string(FaultName(param.param)); });
+                         testing::Combine(testing::Values(Fault::kError, Fault::kShortRead,
+                                                          Fault::kShortWrite, Fault::kNoSpace,
+                                                          Fault::kSyncError, Fault::kFlippedBit),
+                                          testing::Values(IndexKind::kKey, IndexKind::kGroup)),
+                         [](const auto& param) {
+                           const bool by_key = std::get<IndexKind>(param.param) == IndexKind::kKey;
+                           return std::string(FaultName(std::get<Fault>(param.param))) +
+                                  (by_key ? "ByKey" : "ByGroup");
+                         });
 
 TEST(StoreFault, ManyAtRandom) {
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
@@ -117,7 +128,8 @@ TEST(StoreFault, ManyAtRandom) {
     rule.rate = 0.01;
     rule.seed = seed;
     FaultyFileSystem fs(&memory, {rule});
-    StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
+    StoreHarness harness(&fs, kQuota,
+                         OptionsOf(seed % 2 == 0 ? IndexKind::kGroup : IndexKind::kKey));
     RunScript(&harness, seed);
     harness.Abandon();
     ExpectManifestsWhole(&memory, harness);
@@ -154,7 +166,8 @@ TEST(StoreFault, FailedWriteChangesNothingAndPoisons) {
 
 // Runs the script until everything fails from some moment on, loses power, and opens what the last
 // manifests name.
-void CrashOnce(std::uint64_t seed, MemoryFileSystem::CrashPolicy policy, std::uint64_t at) {
+void CrashOnce(IndexKind index, std::uint64_t seed, MemoryFileSystem::CrashPolicy policy,
+               std::uint64_t at) {
   SCOPED_TRACE("seed " + std::to_string(seed) + " operation " + std::to_string(at));
   MemoryFileSystem memory;
   FaultRule rule;
@@ -162,20 +175,22 @@ void CrashOnce(std::uint64_t seed, MemoryFileSystem::CrashPolicy policy, std::ui
   rule.nth = at;
   rule.from_then_on = true;
   FaultyFileSystem fs(&memory, {rule});
-  StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
+  StoreHarness harness(&fs, kQuota, OptionsOf(index));
   RunScript(&harness, seed);
   harness.Abandon();
   memory.Crash(seed, policy);
   ExpectManifestsWhole(&memory, harness);
 }
 
-TEST(StoreCrash, AtEachOperation) {
+class StoreCrash : public testing::TestWithParam<IndexKind> {};
+
+TEST_P(StoreCrash, AtEachOperation) {
   // As many operations as the script has, and some more.
   std::uint64_t operations;
   {
     MemoryFileSystem memory;
     FaultyFileSystem fs(&memory, {});
-    StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
+    StoreHarness harness(&fs, kQuota, OptionsOf(GetParam()));
     RunScript(&harness, 3);
     operations = fs.operations();
   }
@@ -183,22 +198,22 @@ TEST(StoreCrash, AtEachOperation) {
        {MemoryFileSystem::CrashPolicy::kLoseUnsynced, MemoryFileSystem::CrashPolicy::kKeepAll,
         MemoryFileSystem::CrashPolicy::kRandom}) {
     for (std::uint64_t at = 1; at <= operations + 1; at += 3) {
-      CrashOnce(3, policy, at);
+      CrashOnce(GetParam(), 3, policy, at);
       if (::testing::Test::HasFailure()) return;
     }
   }
 }
 
-TEST(StoreCrash, RandomSeeds) {
+TEST_P(StoreCrash, RandomSeeds) {
   Rng rng(11);
   for (std::uint64_t seed = 100; seed < 200; ++seed) {
-    CrashOnce(seed, MemoryFileSystem::CrashPolicy::kRandom, 1 + rng.Below(1500));
+    CrashOnce(GetParam(), seed, MemoryFileSystem::CrashPolicy::kRandom, 1 + rng.Below(1500));
     ASSERT_FALSE(HasFailure());
   }
 }
 
 // The disk stops at each named moment, the second time that it comes.
-TEST(StoreCrash, AtEachSyncPoint) {
+TEST_P(StoreCrash, AtEachSyncPoint) {
   for (const char* name :
        {"store.write.before_data", "store.write.after_data", "store.write.before_index",
         "store.commit.before_sync", "store.commit.before_manifest", "store.commit.after_manifest",
@@ -215,7 +230,7 @@ TEST(StoreCrash, AtEachSyncPoint) {
       rule.from_then_on = true;
       fs.SetRules({rule});
     });
-    StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
+    StoreHarness harness(&fs, kQuota, OptionsOf(GetParam()));
     RunScript(&harness, 5);
     SyncPoint::Arm(nullptr);
     EXPECT_GE(hits, 2);
@@ -224,6 +239,11 @@ TEST(StoreCrash, AtEachSyncPoint) {
     ExpectManifestsWhole(&memory, harness);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(All, StoreCrash, testing::Values(IndexKind::kKey, IndexKind::kGroup),
+                         [](const auto& param) {
+                           return param.param == IndexKind::kKey ? "ByKey" : "ByGroup";
+                         });
 
 }  // namespace
 }  // namespace terrace

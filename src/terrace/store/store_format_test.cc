@@ -1,4 +1,4 @@
-// The bytes on disk: the golden store of version 1, newer versions, and a flipped bit in every
+// The bytes on disk: the golden stores of each version, newer versions, and a flipped bit in every
 // byte.
 #include <gtest/gtest.h>
 
@@ -10,6 +10,7 @@
 #include "terrace/io/framed_file.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/io/testing/test_data.h"
+#include "terrace/store/group_directory.h"
 #include "terrace/store/manifest.h"
 #include "terrace/store/parameter_file.h"
 #include "terrace/store/testing/store_harness.h"
@@ -31,42 +32,84 @@ void MakeGolden(StoreHarness* harness) {
   TERRACE_ASSERT_OK(harness->Commit());
 }
 
-const char* const kGoldenFiles[] = {"manifest-00000001", "rows-0000000001", "rows-0000000002",
-                                    "rows-0000000003"};
+std::vector<std::string> NamesIn(FileSystem* fs, const std::string& directory) {
+  std::vector<std::string> names;
+  const auto entries = fs->List(directory);
+  EXPECT_TRUE(entries.ok());
+  for (const FileInfo& entry : *entries) names.push_back(entry.name);
+  return names;
+}
 
-TEST(StoreFormat, GoldenVersion1) {
-  MemoryFileSystem fs;
-  StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
-  MakeGolden(&harness);
-  const std::string folder = JoinPath(TERRACE_TESTDATA, "v1");
+// Eight rows a block, of three groups, of which one is divided.
+StoreOptions GroupOptions() {
+  StoreOptions options = StoreHarness::TinyOptions();
+  options.index = IndexKind::kGroup;
+  options.row_bytes = 500;
+  options.expected_rows = 18;
+  options.file_bytes = 1 << 20;
+  return options;
+}
+
+// Rows, more of one group than a block holds, some of them overwritten, one erased.
+void MakeGroupGolden(StoreHarness* harness) {
+  TERRACE_ASSERT_OK(harness->Create());
+  TERRACE_ASSERT_OK(harness->Write({0, 1, 2, ~std::uint64_t{0}, 0x1234567890abcdef}));
+  std::vector<Key> more = {2, 7};
+  const GroupDirectory directory(3);
+  for (Key key = 100; more.size() < 12; ++key) {
+    if (directory.GroupOf(MixKey(key)) == directory.GroupOf(MixKey(2))) more.push_back(key);
+  }
+  TERRACE_ASSERT_OK(harness->Write(more));
+  TERRACE_ASSERT_OK(harness->Erase({1}));
+  TERRACE_ASSERT_OK(harness->Commit());
+}
+
+void ExpectGolden(StoreHarness* harness, MemoryFileSystem* fs_of, const std::string& version,
+                  std::size_t rows_wanted) {
+  MemoryFileSystem& fs = *fs_of;
+  const std::string folder = JoinPath(TERRACE_TESTDATA, version);
   if (std::getenv("TERRACE_UPDATE_GOLDEN") != nullptr) {
     TERRACE_ASSERT_OK(FileSystem::Posix()->MakeDirectories(folder));
-    for (const char* name : kGoldenFiles) {
+    for (const std::string& name : NamesIn(&fs, harness->options()->directory)) {
       Replace(FileSystem::Posix(), JoinPath(folder, name),
-              ReadAll(&fs, JoinPath(harness.options()->directory, name)));
+              ReadAll(&fs, JoinPath(harness->options()->directory, name)));
     }
   }
   // What is written now is what was written then ...
   MemoryFileSystem golden;
-  TERRACE_ASSERT_OK(golden.MakeDirectories(harness.options()->directory));
-  for (const char* name : kGoldenFiles) {
+  TERRACE_ASSERT_OK(golden.MakeDirectories(harness->options()->directory));
+  for (const std::string& name : NamesIn(&fs, harness->options()->directory)) {
     const std::string bytes = ReadAll(FileSystem::Posix(), JoinPath(folder, name));
-    EXPECT_TRUE(bytes == ReadAll(&fs, JoinPath(harness.options()->directory, name))) << name;
-    Replace(&golden, JoinPath(harness.options()->directory, name), bytes);
+    EXPECT_TRUE(bytes == ReadAll(&fs, JoinPath(harness->options()->directory, name))) << name;
+    Replace(&golden, JoinPath(harness->options()->directory, name), bytes);
   }
   // ... and what was written then is read.
   DiskQuota quota(kQuota);
-  auto store = Store::Open(&golden, Clock::Real(), &quota, *harness.options(),
-                           harness.manifests().at(1), {});
+  auto store = Store::Open(&golden, Clock::Real(), &quota, *harness->options(),
+                           harness->manifests().at(1), {});
   ASSERT_TRUE(store.ok()) << store.status().ToString();
   RowMap rows;
   TERRACE_ASSERT_OK((*store)->ForEachRow(1 << 16, [&](const RowView& view) {
     rows[view.key].assign(view.row.begin(), view.row.end());
     return OkStatus();
   }));
-  EXPECT_EQ(rows, harness.model());
-  EXPECT_EQ(rows.size(), 5u);
-  EXPECT_EQ(rows.at(7), TestRow(7, 2, 20));
+  EXPECT_EQ(rows, harness->model());
+  EXPECT_EQ(rows.size(), rows_wanted);
+  EXPECT_EQ(rows.at(7), TestRow(7, 2, harness->options()->row_bytes));
+}
+
+TEST(StoreFormat, GoldenVersion1) {
+  MemoryFileSystem fs;
+  StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
+  MakeGolden(&harness);
+  ExpectGolden(&harness, &fs, "v1", 5);
+}
+
+TEST(StoreFormat, GoldenVersion2) {
+  MemoryFileSystem fs;
+  StoreHarness harness(&fs, kQuota, GroupOptions());
+  MakeGroupGolden(&harness);
+  ExpectGolden(&harness, &fs, "v2", 15);
 }
 
 TEST(StoreFormat, NewerVersionIsRefusedByName) {
@@ -152,13 +195,17 @@ bool Noticed(FileSystem* fs, StoreHarness* harness) {
   return !findings.empty();
 }
 
-TEST(StoreFormat, AFlippedBitInEveryByteIsNoticed) {
+void FlipEveryByte(bool by_group) {
   MemoryFileSystem fs;
-  StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
-  MakeGolden(&harness);
+  StoreHarness harness(&fs, kQuota, by_group ? GroupOptions() : StoreHarness::TinyOptions());
+  if (by_group) {
+    MakeGroupGolden(&harness);
+  } else {
+    MakeGolden(&harness);
+  }
   Rng rng(17);
   EXPECT_FALSE(Noticed(&fs, &harness));
-  for (const char* name : kGoldenFiles) {
+  for (const std::string& name : NamesIn(&fs, harness.options()->directory)) {
     const std::string path = JoinPath(harness.options()->directory, name);
     const std::string good = ReadAll(&fs, path);
     for (std::size_t i = 0; i < good.size(); ++i) {
@@ -166,12 +213,16 @@ TEST(StoreFormat, AFlippedBitInEveryByteIsNoticed) {
       bad[i] = static_cast<char>(bad[i] ^ (1 << rng.Below(8)));
       Replace(&fs, path, bad);
       ASSERT_TRUE(Noticed(&fs, &harness)) << name << " byte " << i;
-      if (HasFailure()) FAIL() << name << " byte " << i;
+      if (testing::Test::HasFailure()) FAIL() << name << " byte " << i;
     }
     Replace(&fs, path, good);
   }
   EXPECT_FALSE(Noticed(&fs, &harness));
 }
+
+TEST(StoreFormat, AFlippedBitInEveryByteIsNoticed) { FlipEveryByte(/*by_group=*/false); }
+
+TEST(StoreFormat, AFlippedBitInEveryByteOfBlocksIsNoticed) { FlipEveryByte(/*by_group=*/true); }
 
 TEST(StoreFormat, AScrubGoesOnAfterAFinding) {
   MemoryFileSystem fs;
@@ -204,14 +255,23 @@ TEST(StoreFormat, ManifestRoundTrip) {
   manifest.sequence = 99;
   manifest.next_file_id = 50;
   manifest.files = {{7, 4096, 3, 11}, {49, 8192, 5, 12}};
-  const std::string payload = EncodeManifest(manifest);
-  auto decoded = DecodeManifest(payload, "m");
-  ASSERT_TRUE(decoded.ok());
-  EXPECT_EQ(EncodeManifest(*decoded), payload);
-  for (std::size_t n = 0; n < payload.size(); ++n) {
-    EXPECT_FALSE(DecodeManifest(payload.substr(0, n), "m").ok()) << n;
+  EXPECT_EQ(manifest.version(), 1u);
+  const std::string by_key = EncodeManifest(manifest);
+  manifest.groups = 100;
+  manifest.rows_in_blocks = 77;
+  EXPECT_EQ(manifest.version(), 2u);
+  for (const std::string& payload : {by_key, EncodeManifest(manifest)}) {
+    auto decoded = DecodeManifest(payload, "m");
+    ASSERT_TRUE(decoded.ok());
+    EXPECT_EQ(EncodeManifest(*decoded), payload);
+    for (std::size_t n = 0; n < payload.size(); ++n) {
+      // Without what version 2 adds it is one of version 1; the frame's version tells.
+      EXPECT_EQ(DecodeManifest(payload.substr(0, n), "m").ok(), n == by_key.size()) << n;
+    }
+    EXPECT_FALSE(DecodeManifest(payload + "x", "m").ok());
   }
-  EXPECT_FALSE(DecodeManifest(payload + "x", "m").ok());
+  manifest.groups = GroupDirectory::kMostGroups + 1;
+  EXPECT_FALSE(DecodeManifest(EncodeManifest(manifest), "m").ok());
 }
 
 }  // namespace

@@ -54,13 +54,17 @@ using FilePtr = std::shared_ptr<StoredFile>;
 
 class StoreImpl final : public Store {
  public:
-  StoreImpl(FileSystem* fs, Clock* clock, DiskQuota* quota, const StoreOptions& options);
+  // groups: 0, or how many the rows, which are then blocks of them, belong to (GroupStore).
+  StoreImpl(FileSystem* fs, Clock* clock, DiskQuota* quota, const StoreOptions& options,
+            std::uint64_t groups = 0);
   ~StoreImpl() override;
 
   // What Create and Open share: limits, folder, buffers, read queue.
   Status Prepare();
   Status CreateEmpty();
-  Status Recover(const ManifestReference& manifest, std::span<const ManifestReference> kept);
+  // visit: called with the hash of each key that is there, in order; may be empty.
+  Status Recover(const ManifestReference& manifest, std::span<const ManifestReference> kept,
+                 const std::function<void(std::uint64_t)>& visit);
   void StartCompaction();
 
   Status Read(std::span<const Key> keys, std::span<std::byte* const> rows,
@@ -84,7 +88,20 @@ class StoreImpl final : public Store {
   void WantSweep() override;
   StoreStats stats() const override;
   std::uint64_t index_bytes() const override;
+  std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t writes) const override;
   Status background_status() const override;
+
+  // Of blocks. What follows is as Store says of its verbs.
+  // Publishes what was staged, in this order, at once: a commit names all of it or nothing, and on
+  // error nothing changed. rows_change: of the rows in all blocks.
+  Status PublishTogether(std::span<const std::unique_ptr<StagedRows>> staged,
+                         std::int64_t rows_change);
+  // Reads rows that are staged and not published yet. hashes: of keys, ascending. found[i]: 1 or 0.
+  // buffer: aligned, at least SectionCursor::LeastBuffer of a record. Any thread.
+  Status ReadStaged(const StagedRows& staged, std::span<const std::uint64_t> hashes,
+                    std::span<std::byte* const> rows, std::span<std::uint8_t> found,
+                    std::span<std::byte> buffer);
+  std::uint64_t rows_in_blocks() const;
 
  private:
   struct IndexBatch;  // Of a recovery.
@@ -138,8 +155,10 @@ class StoreImpl final : public Store {
 
   // --- store_open.cc
   Result<FilePtr> OpenFile(const Manifest::File& file);
-  Status BuildIndex(const std::vector<FilePtr>& files) TERRACE_EXCLUDES(mu_);
-  Status MergeKeys(const std::vector<FilePtr>& files, KeyWindows* windows) TERRACE_EXCLUDES(mu_);
+  Status BuildIndex(const std::vector<FilePtr>& files,
+                    const std::function<void(std::uint64_t)>& visit) TERRACE_EXCLUDES(mu_);
+  Status MergeKeys(const std::vector<FilePtr>& files, KeyWindows* windows,
+                   const std::function<void(std::uint64_t)>& visit) TERRACE_EXCLUDES(mu_);
   Status FlushIndexBatch(IndexBatch* batch, int kind) TERRACE_EXCLUDES(mu_);
   Status NameKept(std::span<const ManifestReference> kept, const Manifest& newest)
       TERRACE_EXCLUDES(mu_);
@@ -176,7 +195,8 @@ class StoreImpl final : public Store {
                                                     std::span<const std::byte* const> rows,
                                                     std::span<const std::uint8_t> stored)
       TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
-  Status PublishStaged(StagedFiles* staged) TERRACE_EXCLUDES(mu_);
+  Status PublishStaged(std::span<StagedFiles* const> staged, std::int64_t rows_change)
+      TERRACE_EXCLUDES(mu_);
   Status WriteFiles(std::span<const SortedKey> order, std::span<const Key> keys,
                     std::span<const std::byte* const> rows, std::uint64_t version,
                     std::vector<FilePtr>* files) TERRACE_REQUIRES(write_mu_);
@@ -192,9 +212,9 @@ class StoreImpl final : public Store {
   Status ReadCandidates(std::span<SortedKey> order, std::span<const Candidate> candidates)
       TERRACE_EXCLUDES(mu_);
   // Makes room in the index for what a write adds, before the write takes effect.
-  Status ReserveIndex(std::span<const SortedKey> order, bool deletion) TERRACE_EXCLUDES(mu_);
-  void PublishFiles(std::span<const SortedKey> order, const std::vector<FilePtr>& files,
-                    bool deletion) TERRACE_EXCLUDES(mu_);
+  Status ReserveIndex(std::span<StagedFiles* const> staged) TERRACE_EXCLUDES(mu_);
+  // Leads the index to the files of one write.
+  void PublishFiles(const StagedFiles& staged) TERRACE_EXCLUDES(mu_);
   void PublishRows(std::span<const SortedKey> chunk, std::span<const Place> places)
       TERRACE_REQUIRES(mu_);
   void PublishDeletions(std::span<const SortedKey> chunk, std::span<const Place> places)
@@ -243,6 +263,7 @@ class StoreImpl final : public Store {
   DiskQuota* const quota_;  // Null for a reader.
   const StoreOptions options_;
   const RecordLayout layout_;
+  const std::uint64_t groups_;
   std::uint64_t rows_per_file_ = 0;
   std::uint64_t compact_input_bytes_ = 0;  // Of the compaction's buffer; the rest is for writing.
 
@@ -281,6 +302,7 @@ class StoreImpl final : public Store {
   int writes_active_ TERRACE_GUARDED_BY(mu_) = 0;
   std::int64_t writes_since_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t next_file_id_ TERRACE_GUARDED_BY(mu_) = 1;
+  std::uint64_t rows_in_blocks_ TERRACE_GUARDED_BY(mu_) = 0;
   // Retired since open, and stale records with them: with a file that was written anew as it was,
   // no older version of a deleted key has gone.
   std::uint64_t files_gone_ TERRACE_GUARDED_BY(mu_) = 0;

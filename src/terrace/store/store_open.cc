@@ -9,6 +9,7 @@
 
 #include "terrace/base/check.h"
 #include "terrace/base/sync_point.h"
+#include "terrace/store/group_store.h"
 #include "terrace/store/store_impl.h"
 
 namespace terrace {
@@ -54,6 +55,7 @@ Result<std::unique_ptr<Store>> Store::Create(FileSystem* fs, Clock* clock, DiskQ
                                              const StoreOptions& options) {
   TERRACE_CHECK(quota != nullptr && !options.read_only);
   TERRACE_RETURN_IF_ERROR(CheckOptions(options));
+  if (options.index == IndexKind::kGroup) return GroupStore::Create(fs, clock, quota, options);
   auto store = std::make_unique<StoreImpl>(fs, clock, quota, options);
   TERRACE_RETURN_IF_ERROR(store->Prepare());
   TERRACE_RETURN_IF_ERROR(store->CreateEmpty());
@@ -67,22 +69,33 @@ Result<std::unique_ptr<Store>> Store::Open(FileSystem* fs, Clock* clock, DiskQuo
                                            std::span<const ManifestReference> kept) {
   TERRACE_CHECK(quota != nullptr || options.read_only);
   TERRACE_RETURN_IF_ERROR(CheckOptions(options));
-  auto store = std::make_unique<StoreImpl>(fs, clock, quota, options);
-  TERRACE_RETURN_IF_ERROR(store->Prepare());
-  if (Status status = store->Recover(manifest, kept); !status.ok()) {
-    return status.WithContext(
-        fmt::format("opening {} as of manifest {}", options.directory, manifest.id));
-  }
-  store->StartCompaction();
-  return std::unique_ptr<Store>(std::move(store));
+  const auto opened = [&]() -> Result<std::unique_ptr<Store>> {
+    // What index a store has, it says itself.
+    TERRACE_ASSIGN_OR_RETURN(const Manifest named,
+                             ReadManifest(fs, options.directory, manifest.id, manifest.digest));
+    if (named.groups > 0) {
+      return GroupStore::Open(fs, clock, quota, options, named.groups, manifest, kept);
+    }
+    auto store = std::make_unique<StoreImpl>(fs, clock, quota, options);
+    TERRACE_RETURN_IF_ERROR(store->Prepare());
+    TERRACE_RETURN_IF_ERROR(store->Recover(manifest, kept, nullptr));
+    store->StartCompaction();
+    return std::unique_ptr<Store>(std::move(store));
+  };
+  Result<std::unique_ptr<Store>> store = opened();
+  if (store.ok()) return store;
+  return store.status().WithContext(
+      fmt::format("opening {} as of manifest {}", options.directory, manifest.id));
 }
 
-StoreImpl::StoreImpl(FileSystem* fs, Clock* clock, DiskQuota* quota, const StoreOptions& options)
+StoreImpl::StoreImpl(FileSystem* fs, Clock* clock, DiskQuota* quota, const StoreOptions& options,
+                     std::uint64_t groups)
     : fs_(fs),
       clock_(clock),
       quota_(options.read_only ? nullptr : quota),
       options_(options),
-      layout_(RecordLayout::Of(options.table, options.shard, options.row_bytes)) {
+      layout_(RecordLayout::Of(options.table, options.shard, options.row_bytes)),
+      groups_(groups) {
   const std::uint64_t wanted =
       options.file_bytes / (std::uint64_t{layout_.record_bytes} + kKeyEntryBytes);
   rows_per_file_ = std::clamp<std::uint64_t>(wanted, 1, kMaxRowsPerFile);
@@ -316,7 +329,8 @@ Status StoreImpl::FlushIndexBatch(IndexBatch* batch, int kind) {
   return OkStatus();
 }
 
-Status StoreImpl::MergeKeys(const std::vector<FilePtr>& files, KeyWindows* windows) {
+Status StoreImpl::MergeKeys(const std::vector<FilePtr>& files, KeyWindows* windows,
+                            const std::function<void(std::uint64_t)>& visit) {
   IndexBatch batch;
   while (true) {
     TERRACE_ASSIGN_OR_RETURN(const std::span<const KeyVersion> window, windows->Next());
@@ -332,6 +346,7 @@ Status StoreImpl::MergeKeys(const std::vector<FilePtr>& files, KeyWindows* windo
       }
       const int kind = IsDeletion(newest->version) ? 1 : 0;
       if (kind == 1) ++files[newest->source]->live_deletions;
+      if (kind == 0 && visit) visit(newest->hash);
       batch.hashes[kind].push_back(newest->hash);
       batch.places[kind].push_back(MakePlace(files[newest->source]->slot, newest->row));
     }
@@ -340,7 +355,8 @@ Status StoreImpl::MergeKeys(const std::vector<FilePtr>& files, KeyWindows* windo
   }
 }
 
-Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files) {
+Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files,
+                             const std::function<void(std::uint64_t)>& visit) {
   if (files.empty()) return OkStatus();
   const std::uint64_t share =
       std::clamp<std::uint64_t>(kRecoveryBytes / files.size() / kBlockBytes * kBlockBytes,
@@ -357,7 +373,7 @@ Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files) {
     cursors.back().set_checksum(&checksums[f]);
   }
   KeyWindows windows(cursors, entries);
-  const Status merged = MergeKeys(files, &windows);
+  const Status merged = MergeKeys(files, &windows, visit);
   for (std::uint32_t f = 0; f < files.size(); ++f) {
     read_bytes_.fetch_add(cursors[f].bytes_read(), std::memory_order_relaxed);
     if (!merged.ok() || checksums[f].Digest() == files[f]->info.keys_checksum) continue;
@@ -432,7 +448,8 @@ Status StoreImpl::RemoveStrays() {
 }
 
 Status StoreImpl::Recover(const ManifestReference& reference,
-                          std::span<const ManifestReference> kept) {
+                          std::span<const ManifestReference> kept,
+                          const std::function<void(std::uint64_t)>& visit) {
   TERRACE_ASSIGN_OR_RETURN(
       const Manifest manifest,
       ReadManifest(fs_, options_.directory, reference.id, reference.digest, layout_));
@@ -462,8 +479,9 @@ Status StoreImpl::Recover(const ManifestReference& reference,
     last_manifest_ = reference.id;
     sequence_ = manifest.sequence;
     next_file_id_ = manifest.next_file_id;
+    rows_in_blocks_ = manifest.rows_in_blocks;
   }
-  TERRACE_RETURN_IF_ERROR(BuildIndex(files));
+  TERRACE_RETURN_IF_ERROR(BuildIndex(files, visit));
   if (options_.read_only) {
     std::uint64_t bytes = AlignUp(reference.digest.size, kBlockBytes);
     for (const FilePtr& file : files) bytes += file->info.bytes;
@@ -484,6 +502,16 @@ Status StoreImpl::background_status() const {
   return background_;
 }
 
+std::uint64_t StoreImpl::rows_in_blocks() const {
+  MutexLock lock(&mu_);
+  return rows_in_blocks_;
+}
+
+std::uint64_t StoreImpl::MostWriteBytes(std::uint64_t rows, std::uint64_t writes) const {
+  // A row's place in the key section; a file's header, footer and what its sections are rounded by.
+  return rows * (layout_.record_bytes + kKeyEntryBytes) + writes * 4 * kBlockBytes;
+}
+
 std::uint64_t StoreImpl::index_bytes() const {
   MutexLock lock(&mu_);
   return index_->bytes() + deletions_->bytes();
@@ -496,6 +524,7 @@ StoreStats& StoreStats::operator+=(const StoreStats& other) {
   rows_read += other.rows_read;
   rows_written += other.rows_written;
   rows_compacted += other.rows_compacted;
+  rows_carried += other.rows_carried;
   rows_expired += other.rows_expired;
   mistaken_reads += other.mistaken_reads;
   compactions += other.compactions;

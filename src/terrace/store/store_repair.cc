@@ -289,7 +289,7 @@ Result<ManifestReference> RewriteStore(FileSystem* fs, const ScrubOptions& optio
   TERRACE_ASSIGN_OR_RETURN(
       const FileDigest digest,
       WriteFramedFile(fs, JoinPath(options.directory, ManifestFileName(id)), kManifestMagic,
-                      kManifestVersion, std::as_bytes(std::span(payload))));
+                      next.version(), std::as_bytes(std::span(payload))));
   return ManifestReference{id, digest};
 }
 

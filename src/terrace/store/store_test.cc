@@ -86,6 +86,33 @@ TEST(StoreModel, MemoryWithBackgroundCompaction) {
   }
 }
 
+TEST(StoreModel, ByGroup) {
+  for (std::uint64_t seed = 1; seed <= 12; ++seed) {
+    MemoryFileSystem fs;
+    StoreOptions options = StoreHarness::TinyGroupOptions();
+    options.background_compaction = seed % 3 == 0;
+    // One group, which all rows divide; about as many as there are; empty ones.
+    options.expected_rows = seed % 4 == 0 ? 0 : seed % 4 == 1 ? 400 : seed % 4 == 2 ? 5000 : 200;
+    RunModel(&fs, options, seed, 250, /*alike_keys=*/seed % 5 == 0);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(StoreModel, RowLengthsByGroup) {
+  for (const std::uint32_t row_bytes : {1u, 7u, 512u, 4096u, 20000u}) {
+    for (const ReadMode mode : {ReadMode::kPlanned, ReadMode::kWholeFile}) {
+      SCOPED_TRACE("rows of " + std::to_string(row_bytes));
+      MemoryFileSystem fs;
+      StoreOptions options = StoreHarness::TinyGroupOptions();
+      options.row_bytes = row_bytes;
+      options.read_mode = mode;
+      options.io_buffer_bytes = 1;  // The least.
+      RunModel(&fs, options, row_bytes, 60);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST(StoreModel, KeysThatAnIndexTakesForEachOther) {
   for (std::uint64_t seed = 1; seed <= 8; ++seed) {
     MemoryFileSystem fs;
@@ -140,8 +167,10 @@ TEST(StoreModel, Disk) {
   ASSERT_NE(mkdtemp(folder), nullptr);
   for (const char* backend : {"auto", "threads"}) {
     for (const bool direct : {true, false}) {
+      const bool by_group = direct == (std::string(backend) == "auto");
       SCOPED_TRACE(std::string(backend) + (direct ? " direct" : " buffered"));
-      StoreOptions options = StoreHarness::TinyOptions();
+      StoreOptions options =
+          by_group ? StoreHarness::TinyGroupOptions() : StoreHarness::TinyOptions();
       options.directory = JoinPath(folder, std::string(backend) + (direct ? "-direct" : ""));
       options.read_queue.backend = backend;
       options.direct_io = direct;

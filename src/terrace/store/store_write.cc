@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -67,7 +68,14 @@ Result<std::unique_ptr<StagedRows>> StoreImpl::Stage(std::span<const Key> keys,
 }
 
 Status StoreImpl::Publish(std::unique_ptr<StagedRows> staged) {
-  return PublishStaged(static_cast<StagedFiles*>(staged.get()));
+  return PublishTogether({&staged, 1}, 0);
+}
+
+Status StoreImpl::PublishTogether(std::span<const std::unique_ptr<StagedRows>> staged,
+                                  std::int64_t rows_change) {
+  std::vector<StagedFiles*> writes;
+  for (const auto& rows : staged) writes.push_back(static_cast<StagedFiles*>(rows.get()));
+  return PublishStaged(writes, rows_change);
 }
 
 Status StoreImpl::Erase(std::span<const Key> keys) {
@@ -87,7 +95,8 @@ Status StoreImpl::WriteRecords(std::span<const Key> keys, std::span<const std::b
   if (keys.empty()) return CheckWritable();
   TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<StagedFiles> staged,
                            StageRecords(keys, rows, stored));
-  return PublishStaged(staged.get());
+  StagedFiles* const write = staged.get();
+  return PublishStaged({&write, 1}, 0);
 }
 
 std::vector<StoreImpl::SortedKey> StoreImpl::SortKeys(std::span<const Key> keys,
@@ -141,21 +150,36 @@ Result<std::unique_ptr<StoreImpl::StagedFiles>> StoreImpl::StageRecords(
   return staged;
 }
 
-Status StoreImpl::PublishStaged(StagedFiles* staged) {
+Status StoreImpl::PublishStaged(std::span<StagedFiles* const> staged, std::int64_t rows_change) {
   WriteTimer timer(this);
   // Nothing has changed yet, should one of these fail.
-  TERRACE_RETURN_IF_ERROR(FindStored(staged->order));
-  TERRACE_RETURN_IF_ERROR(ReserveIndex(staged->order, staged->deletion));
+  for (StagedFiles* write : staged) TERRACE_RETURN_IF_ERROR(FindStored(write->order));
+  TERRACE_RETURN_IF_ERROR(ReserveIndex(staged));
   {
+    // Part of the store before the first old version becomes stale: a commit in between must not
+    // name neither.
     MutexLock state(&mu_);
-    TERRACE_CHECK(published_sequence_ < staged->sequence);
-    published_sequence_ = staged->sequence;
+    for (StagedFiles* write : staged) {
+      TERRACE_CHECK(published_sequence_ < write->sequence);
+      published_sequence_ = write->sequence;
+      for (const FilePtr& file : write->files) {
+        Register(file, /*live=*/true);
+        file->publishing = true;
+        if (options_.expiry != nullptr) file->swept_points = options_.expiry->points();
+        if (write->deletion) file->live_deletions = file->info.rows;
+      }
+      reserved_slots_ -= write->files.size();
+      write->slots = 0;
+    }
+    rows_in_blocks_ += static_cast<std::uint64_t>(rows_change);
   }
-  PublishFiles(staged->order, staged->files, staged->deletion);
-  staged->slots = 0;
-  staged->files.clear();
-  write_bytes_.fetch_add(staged->bytes, std::memory_order_relaxed);
-  rows_written_.fetch_add(staged->order.size(), std::memory_order_relaxed);
+  SyncPoint::Hit("store.write.before_index");
+  for (StagedFiles* write : staged) {
+    PublishFiles(*write);
+    write->files.clear();
+    write_bytes_.fetch_add(write->bytes, std::memory_order_relaxed);
+    rows_written_.fetch_add(write->order.size(), std::memory_order_relaxed);
+  }
   return OkStatus();
 }
 
@@ -306,38 +330,28 @@ Status StoreImpl::WriteFiles(std::span<const SortedKey> order, std::span<const K
   return OkStatus();
 }
 
-Status StoreImpl::ReserveIndex(std::span<const SortedKey> order, bool deletion) {
-  std::vector<std::uint64_t> added;
-  for (const SortedKey& key : order) {
-    if (deletion || !key.stored) added.push_back(key.hash);
+Status StoreImpl::ReserveIndex(std::span<StagedFiles* const> staged) {
+  std::vector<std::uint64_t> added[2];  // Rows, deletions.
+  for (const StagedFiles* write : staged) {
+    for (const SortedKey& key : write->order) {
+      if (write->deletion || !key.stored) added[write->deletion ? 1 : 0].push_back(key.hash);
+    }
   }
   MutexLock lock(&mu_);
-  return deletion ? deletions_->Reserve(added) : index_->Reserve(added);
+  TERRACE_RETURN_IF_ERROR(index_->Reserve(added[0]));
+  return deletions_->Reserve(added[1]);
 }
 
-void StoreImpl::PublishFiles(std::span<const SortedKey> order, const std::vector<FilePtr>& files,
-                             bool deletion) {
-  {
-    // Part of the store before the first old version becomes stale: a commit in between must not
-    // name neither.
-    MutexLock lock(&mu_);
-    for (const FilePtr& file : files) {
-      Register(file, /*live=*/true);
-      file->publishing = true;
-      if (options_.expiry != nullptr) file->swept_points = options_.expiry->points();
-      if (deletion) file->live_deletions = file->info.rows;
-    }
-    reserved_slots_ -= files.size();
-  }
-  SyncPoint::Hit("store.write.before_index");
+void StoreImpl::PublishFiles(const StagedFiles& staged) {
+  const std::span<const SortedKey> order = staged.order;
   Place places[kIndexBatch];
   std::size_t begin = 0;
-  for (const FilePtr& file : files) {
+  for (const FilePtr& file : staged.files) {
     for (std::uint64_t row = 0; row < file->info.rows;) {
       const std::size_t n = std::min<std::uint64_t>(kIndexBatch, file->info.rows - row);
       for (std::size_t i = 0; i < n; ++i) places[i] = MakePlace(file->slot, row + i);
       MutexLock lock(&mu_);
-      if (deletion) {
+      if (staged.deletion) {
         PublishDeletions(order.subspan(begin, n), {places, n});
       } else {
         PublishRows(order.subspan(begin, n), {places, n});
@@ -347,7 +361,7 @@ void StoreImpl::PublishFiles(std::span<const SortedKey> order, const std::vector
     }
   }
   MutexLock lock(&mu_);
-  for (const FilePtr& file : files) file->publishing = false;
+  for (const FilePtr& file : staged.files) file->publishing = false;
   compaction_wanted_.NotifyAll();
 }
 
@@ -378,6 +392,61 @@ void StoreImpl::PublishDeletions(std::span<const SortedKey> chunk, std::span<con
   deletions_->Insert({hashes, chunk.size()}, places.data());
   index_->Erase({hashes, chunk.size()}, previous);
   for (std::size_t i = 0; i < chunk.size(); ++i) AddStale(previous[i], /*was_deletion=*/false);
+}
+
+Status StoreImpl::ReadStaged(const StagedRows& staged, std::span<const std::uint64_t> hashes,
+                             std::span<std::byte* const> rows, std::span<std::uint8_t> found,
+                             std::span<std::byte> buffer) {
+  const auto& write = static_cast<const StagedFiles&>(staged);
+  struct Wanted {
+    std::size_t index;  // Of the caller's.
+    std::uint64_t row;  // In the file.
+  };
+  std::size_t i = 0, file_begin = 0;
+  auto at = write.order.begin();
+  for (const FilePtr& file : write.files) {
+    const std::size_t file_end = file_begin + file->info.rows;
+    std::vector<Wanted> wanted;
+    for (; i < hashes.size(); ++i) {
+      found[i] = 0;
+      at = std::lower_bound(
+          at, write.order.end(), hashes[i],
+          [](const SortedKey& key, std::uint64_t hash) { return key.hash < hash; });
+      const auto place = static_cast<std::size_t>(at - write.order.begin());
+      if (place >= file_end) break;
+      if (at->hash == hashes[i]) wanted.push_back({i, place - file_begin});
+    }
+    const std::uint64_t sector = file->file->read_alignment();
+    const auto begin_of = [&](std::size_t w) {
+      return layout_.RecordOffset(wanted[w].row) / sector * sector;
+    };
+    const auto end_of = [&](std::size_t w) {
+      return AlignUp(layout_.RecordOffset(wanted[w].row) + layout_.record_bytes, sector);
+    };
+    for (std::size_t w = 0; w < wanted.size();) {
+      const std::uint64_t begin = begin_of(w);
+      std::uint64_t end = end_of(w);
+      std::size_t last = w + 1;
+      for (; last < wanted.size() && end_of(last) - begin <= buffer.size(); ++last) {
+        if (begin_of(last) > end + options_.merge_gap_bytes) break;
+        end = end_of(last);
+      }
+      TERRACE_RETURN_IF_ERROR(ReadFully(file->file.get(), begin, buffer.first(end - begin)));
+      read_bytes_.fetch_add(end - begin, std::memory_order_relaxed);
+      read_requests_.fetch_add(1, std::memory_order_relaxed);
+      for (; w < last; ++w) {
+        const std::uint64_t offset = layout_.RecordOffset(wanted[w].row);
+        const std::byte* record = buffer.data() + (offset - begin);
+        const Key key = UnmixKey(hashes[wanted[w].index]);
+        TERRACE_RETURN_IF_ERROR(CheckRecord(record, layout_, file->seed, file->path, offset, &key));
+        std::memcpy(rows[wanted[w].index], record + kRecordHeadBytes, layout_.row_bytes);
+        found[wanted[w].index] = 1;
+      }
+    }
+    file_begin = file_end;
+  }
+  std::fill(found.begin() + static_cast<std::ptrdiff_t>(i), found.end(), std::uint8_t{0});
+  return OkStatus();
 }
 
 }  // namespace terrace

@@ -11,10 +11,14 @@
 #include <fmt/format.h>
 
 #include "terrace/base/log.h"
+#include "terrace/store/group_block.h"
 #include "terrace/train/json_fields.h"
 
 namespace terrace {
 namespace {
+
+// How a store by group says so; one by key says nothing.
+constexpr const char* kGroupIndexName = "group";
 
 using nlohmann::json;
 
@@ -67,6 +71,15 @@ Status ReadStore(const json& object, Checkpoint::StoreManifest* store) {
   fields.Read("table", &store->table);
   fields.Read("shard", &store->shard);
   fields.Read("row_bytes", &store->row_bytes);
+  if (object.contains("index")) {
+    std::string index;
+    fields.Read("index", &index);
+    if (index != kGroupIndexName || store->row_bytes == 0 ||
+        !Store::HasGroupIndex(store->row_bytes)) {
+      return CorruptionError("field 'index' is not of a store by group");
+    }
+    store->index = IndexKind::kGroup;
+  }
   fields.Read("directory", &store->directory);
   fields.Read("schema", &store->schema);
   fields.Read("manifest", &store->manifest.id);
@@ -85,6 +98,7 @@ json CheckpointJson(const Checkpoint& checkpoint) {
                       {"schema", store.schema},
                       {"manifest", store.manifest.id},
                       {"manifest_digest", DigestJson(store.manifest.digest)}});
+    if (store.index == IndexKind::kGroup) stores.back()["index"] = kGroupIndexName;
   }
   json dense = json::array();
   for (const FileDigest& digest : checkpoint.dense) dense.push_back(DigestJson(digest));
@@ -104,6 +118,7 @@ json CheckpointJson(const Checkpoint& checkpoint) {
                  {"dense_network", checkpoint.dense_network},
                  {"identity", identity},
                  {"job_yaml", checkpoint.job_yaml}};
+  if (CheckpointVersionOf(checkpoint) >= 2) object["admission"] = json::array();
   for (const Checkpoint::FilterFile& filter : checkpoint.admission) {
     object["admission"].push_back({{"table", filter.table}, {"file", DigestJson(filter.digest)}});
   }
@@ -191,7 +206,14 @@ std::string Difference(const std::string& text, const std::string& other) {
 
 }  // namespace
 
+RecordLayout Checkpoint::StoreManifest::record_layout() const {
+  return RecordLayout::Of(table, shard, RecordRowBytes(index, row_bytes));
+}
+
 std::uint32_t CheckpointVersionOf(const Checkpoint& checkpoint) {
+  for (const Checkpoint::StoreManifest& store : checkpoint.stores) {
+    if (store.index == IndexKind::kGroup) return 3;
+  }
   return checkpoint.admission.empty() ? 1 : 2;
 }
 

@@ -17,6 +17,7 @@
 #include "terrace/io/file_system.h"
 #include "terrace/io/framed_file.h"
 #include "terrace/model/network.h"
+#include "terrace/store/parameter_file.h"
 #include "terrace/store/store.h"
 #include "terrace/table/admission_filter.h"
 #include "terrace/train/job.h"
@@ -37,6 +38,8 @@ struct Checkpoint {
     std::string directory;  // Absolute, or relative to the run folder.
     std::string schema;     // RowSchema::ToText().
     ManifestReference manifest;
+    IndexKind index = IndexKind::kKey;
+    RecordLayout record_layout() const;  // Of its parameter files.
   };
   std::vector<StoreManifest> stores;
   std::vector<FileDigest>
@@ -133,7 +136,7 @@ struct HeldCheckpoint {
 Result<HeldCheckpoint> HoldNewestCheckpoint(RunFolder* run);
 
 // Version 2 names admission filters; without any, version 1 is written.
-inline constexpr std::uint32_t kCheckpointVersion = 2;
+inline constexpr std::uint32_t kCheckpointVersion = 3;
 std::uint32_t CheckpointVersionOf(const Checkpoint& checkpoint);
 // The payload of a checkpoint file, and back (kCorruption: no such payload). For tests too.
 Result<std::string> EncodeCheckpoint(const Checkpoint& checkpoint);

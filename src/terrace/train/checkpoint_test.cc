@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -171,6 +172,27 @@ TEST_F(RunFolderTest, GoldenFilesAreReadAndWrittenTheSame) {
   // The marker holds the time and an id: it is only read.
   Replace(&fs_, "/runs/a/RUN", ReadAll(FileSystem::Posix(), testdata + "/run_v1.golden"));
   TERRACE_EXPECT_OK(Open(Mode::kRead));
+}
+
+TEST_F(RunFolderTest, GoldenFilesOfGroupsAreReadAndWrittenTheSame) {
+  Result<std::unique_ptr<RunFolder>> run = Open(Mode::kNew);
+  TERRACE_ASSERT_OK(run);
+  Checkpoint checkpoint = SampleCheckpoint(12);
+  checkpoint.stores[1].index = IndexKind::kGroup;
+  TERRACE_ASSERT_OK((*run)->WriteCheckpoint(checkpoint));
+  EXPECT_EQ(ReadAll(FileSystem::Posix(), std::string(TERRACE_TESTDATA) + "/checkpoint_v3.golden"),
+            ReadAll(&fs_, "/runs/a/checkpoints/checkpoint-00000012"));
+  Result<Checkpoint> back = (*run)->ReadCheckpoint(12);
+  TERRACE_ASSERT_OK(back);
+  EXPECT_EQ(back->stores[0].index, IndexKind::kKey);
+  EXPECT_EQ(back->stores[1].index, IndexKind::kGroup);
+  EXPECT_EQ(back->stores[1].record_layout().row_bytes, 4072u);
+  EXPECT_TRUE(back->admission.empty());
+  // No table has rows of that length in groups.
+  checkpoint.stores[1].row_bytes = 40'000;
+  const Result<std::string> payload = EncodeCheckpoint(checkpoint);
+  TERRACE_ASSERT_OK(payload);
+  EXPECT_EQ(DecodeCheckpoint(*payload).status().code(), StatusCode::kCorruption);
 }
 
 TEST_F(RunFolderTest, GoldenFilesOfAdmissionAreReadAndWrittenTheSame) {

@@ -299,6 +299,9 @@ void Reader::FinishTable(const std::string& path, TableJob* table) {
   FinishFtrl(table->learning_rate, &table->optimizer);
   FinishLearningRate(path + ".optimizer.learning_rate", table->learning_rate);
   CheckTableExpiry(path, table->expiry);
+  if (table->index == IndexChoice::kGroup && table->expected_keys == 0) {
+    Add(path + ".index", "is group, which needs expected_keys: how many keys the table will have");
+  }
   if (!ftrl) return;
   if (!Given(path + ".initializer.type")) {
     table->initializer.type = InitializerSpec::Type::kZeros;

@@ -33,6 +33,9 @@ struct LearningRate {
   float At(std::uint64_t step) const;
 };
 
+// kAuto: as memory and the expected keys ask for.
+enum class IndexChoice : std::uint8_t { kAuto, kKey, kGroup };
+
 struct TableJob {
   std::string name;
   std::uint32_t dim = 8;
@@ -40,6 +43,8 @@ struct TableJob {
   LearningRate learning_rate;
   InitializerSpec initializer;
   float l2 = 0;
+  IndexChoice index = IndexChoice::kAuto;
+  std::uint64_t expected_keys = 0;  // 0: nobody knows.
   AdmissionSpec admission{0, std::uint64_t{64} << 20};
   ExpirySpec expiry;
 };
@@ -146,6 +151,8 @@ struct TablePlan {
   RowSchema schema;  // Segments: "embedding", and "wide" when the network is wide.
   std::vector<LearningRate> learning_rates;  // By segment.
   std::vector<std::uint32_t> slots;          // Indices into DataSchema::slots.
+  IndexChoice index = IndexChoice::kAuto;
+  std::uint64_t expected_keys = 0;
 };
 
 struct ModelPlan {

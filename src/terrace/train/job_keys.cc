@@ -24,6 +24,8 @@ using job_keys::Range;
 using job_keys::Shown;
 using Sparse = SparseOptimizerSpec::Type;
 
+constexpr std::uint64_t kMaxExpectedKeys = 1'000'000'000'000'000;
+
 template <typename Get>
 void AddLearningRate(Builder* b, const std::string& path, Get get, bool identifies) {
   const auto scheduled = [get](const Job& job, const std::string& name) {
@@ -192,6 +194,26 @@ void AddExpiry(Builder* b, const std::string& path, Get table) {
 }
 
 template <typename Get>
+void AddIndex(Builder* b, const std::string& path, Get table) {
+  b->Choice(
+      path + ".index",
+      [table](Job & job, const std::string& name) -> auto& { return table(job, name).index; },
+      std::vector<std::pair<std::string, IndexChoice>>{
+          {"auto", IndexChoice::kAuto}, {"key", IndexChoice::kKey}, {"group", IndexChoice::kGroup}},
+      "What memory keeps of rows on disk: about 8 bytes a key, or 1 to 2 for groups of keys, whose "
+      "reads and writes take more bytes. Fixed for the life of a run. auto: by expected_keys and "
+      "memory.budget.");
+  b->Whole(
+      path + ".expected_keys",
+      [table](Job & job, const std::string& name) -> auto& {
+        return table(job, name).expected_keys;
+      },
+      0, kMaxExpectedKeys,
+      "Keys that the table will have. With more of them an index by group takes more memory. 0: "
+      "unknown.");
+}
+
+template <typename Get>
 void AddTable(Builder* b, const std::string& path, Get table) {
   using Type = InitializerSpec::Type;
   b->Whole(
@@ -228,6 +250,7 @@ void AddTable(Builder* b, const std::string& path, Get table) {
       path + ".l2",
       [table](Job & job, const std::string& name) -> auto& { return table(job, name).l2; },
       {0, kUnbounded}, "l2 * w is added to a row's gradient when the row is touched.");
+  AddIndex(b, path, table);
   AddAdmission(b, path, table);
   AddExpiry(b, path, table);
 }

@@ -212,6 +212,14 @@ INSTANTIATE_TEST_SUITE_P(
         BadJob{"table: {admit_after: 1, admit_filter: 1MiB}\n",
                "j.yaml:3: table.admit_filter has no meaning here: it is for admit_after of 2 or "
                "more"},
+        BadJob{"table: {index: group}\n",
+               "j.yaml:3: table.index is group, which needs expected_keys: how many keys the table "
+               "will have"},
+        BadJob{"table: {index: hash, expected_keys: 5}\n",
+               "j.yaml:3: table.index is 'hash'; legal: auto | key | group"},
+        BadJob{"table: {expected_keys: 1000000000000001}\n",
+               "j.yaml:3: table.expected_keys is 1000000000000001; legal: 0 to "
+               "1,000,000,000,000,000"},
         BadJob{"table: {expire_every_examples: 10}\n",
                "j.yaml:3: table.expire_every_examples is given, but neither expire_after nor "
                "expire_below: no row would ever expire"},
@@ -319,6 +327,19 @@ TEST(ParseJob, AdmissionIsOffUnlessAskedFor) {
   EXPECT_FALSE(job->tables["b"].admission.on());
   EXPECT_EQ(job->tables["c"].admission.after, 5u);
   EXPECT_EQ(job->tables["c"].admission.filter_bytes, 2u << 20);
+  Result<Job> again = Parse(JobToYaml(*job));
+  ASSERT_TRUE(again.ok()) << again.status().ToString();
+  EXPECT_EQ(JobToYaml(*again), JobToYaml(*job));
+}
+
+TEST(ParseJob, TablesInheritTheIndex) {
+  Result<Job> job = Parse(std::string(kSmallJob) +
+                          "table: {index: group, expected_keys: 1e6}\n"
+                          "tables: {a: {}, b: {index: auto, expected_keys: 0}}\n");
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  EXPECT_EQ(job->tables["a"].index, IndexChoice::kGroup);
+  EXPECT_EQ(job->tables["a"].expected_keys, 1'000'000u);
+  EXPECT_EQ(job->tables["b"].index, IndexChoice::kAuto);
   Result<Job> again = Parse(JobToYaml(*job));
   ASSERT_TRUE(again.ok()) << again.status().ToString();
   EXPECT_EQ(JobToYaml(*again), JobToYaml(*job));

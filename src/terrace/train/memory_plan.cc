@@ -9,6 +9,7 @@
 #include "terrace/base/memory.h"
 #include "terrace/base/units.h"
 #include "terrace/pipeline/work_item.h"
+#include "terrace/train/index_plan.h"
 
 namespace terrace {
 namespace {
@@ -126,6 +127,7 @@ MemoryPlanInput MakeMemoryPlanInput(const Job& job, const ModelPlan& plan,
   input.batch = job.training.batch;
   input.minibatch = job.training.minibatch;
   input.least_cache_bytes = LeastCacheBytes(job, plan);
+  input.index_bytes = FirstIndexBytes(job, plan);
   input.source_bytes = source.MemoryBytes();
   return input;
 }

@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+#include <vector>
+
 #include "terrace/base/rng.h"
 #include "terrace/base/units.h"
+#include "terrace/train/index_plan.h"
 
 namespace terrace {
 namespace {
@@ -63,6 +67,49 @@ TEST(MemoryPlan, PartsMakeTheBudget) {
     EXPECT_EQ(plan->batch % input.minibatch, 0);
     EXPECT_LE(plan->batch, input.batch);
   }
+}
+
+// A model of tables with rows of one length, expecting so many keys each.
+ModelPlan PlanOf(std::vector<std::uint64_t> expected_keys, IndexChoice index) {
+  ModelPlan plan;
+  for (const std::uint64_t keys : expected_keys) {
+    SegmentSpec segment;
+    segment.name = "embedding";
+    segment.dim = 8;
+    TablePlan table{RowSchema::Create("t", {segment}, {}, {}).value(), {}, {}, index, keys};
+    plan.tables.push_back(std::move(table));
+  }
+  return plan;
+}
+
+TEST(IndexPlan, AutoGoesByTheTablesPartOfTheBudget) {
+  Job job;
+  job.memory.budget_bytes = 1024 * kMiB;
+  // A quarter of it is 256 MiB, of which each of two tables has half: 16 Mi keys.
+  const std::uint64_t most = std::uint64_t{16} << 20;
+  for (const IndexChoice index : {IndexChoice::kAuto, IndexChoice::kKey, IndexChoice::kGroup}) {
+    const ModelPlan plan = PlanOf({most, most + 1}, index);
+    const IndexKind first = IndexOf(job, plan, plan.tables[0]);
+    const IndexKind second = IndexOf(job, plan, plan.tables[1]);
+    EXPECT_EQ(first, index == IndexChoice::kGroup ? IndexKind::kGroup : IndexKind::kKey);
+    EXPECT_EQ(second, index == IndexChoice::kKey ? IndexKind::kKey : IndexKind::kGroup);
+  }
+  const ModelPlan unknown = PlanOf({0}, IndexChoice::kAuto);
+  EXPECT_EQ(IndexOf(job, unknown, unknown.tables[0]), IndexKind::kKey);
+}
+
+TEST(IndexPlan, BytesOfAKey) {
+  constexpr std::uint64_t kKeys = 1'000'000'000;
+  EXPECT_EQ(IndexBytes(IndexKind::kKey, 128, kKeys), 8 * kKeys);
+  for (const std::uint32_t row_bytes : {16u, 56u, 128u, 300u}) {
+    const std::uint64_t bytes = IndexBytes(IndexKind::kGroup, row_bytes, kKeys);
+    EXPECT_GT(bytes, kKeys);
+    EXPECT_LT(bytes, kKeys * 5 / 2) << row_bytes;
+  }
+  const ModelPlan plan = PlanOf({kKeys, kKeys}, IndexChoice::kGroup);
+  EXPECT_EQ(FirstIndexBytes(Job(), plan),
+            2 * Store::GroupIndexBytes(plan.tables[0].schema.row_bytes(), kKeys));
+  EXPECT_EQ(FirstIndexBytes(Job(), PlanOf({kKeys}, IndexChoice::kKey)), 0u);
 }
 
 }  // namespace

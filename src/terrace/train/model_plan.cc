@@ -70,7 +70,13 @@ Result<TablePlan> PlanTable(const Job& job, const PlannedTable& planned,
   Result<RowSchema> schema =
       RowSchema::Create(planned.name, segments, planned.job->admission, planned.job->expiry);
   if (!schema.ok()) return schema.status().WithContext("table " + planned.name);
-  return TablePlan{std::move(schema).value(), rates, std::move(slots)};
+  if (planned.job->index == IndexChoice::kGroup && !Store::HasGroupIndex(schema->row_bytes())) {
+    return InvalidArgumentError(
+        fmt::format("table {}: rows of {} bytes are too long for index: group; choose key or auto",
+                    planned.name, schema->row_bytes()));
+  }
+  return TablePlan{std::move(schema).value(), rates, std::move(slots), planned.job->index,
+                   planned.job->expected_keys};
 }
 
 }  // namespace

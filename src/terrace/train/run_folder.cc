@@ -271,6 +271,7 @@ Status RunFolderImpl::RemoveRun() {
     if (!synced.ok() && synced.code() != StatusCode::kNotFound) return synced;
   }
   TERRACE_RETURN_IF_ERROR(RemoveTemporaries(path_));
+  TERRACE_RETURN_IF_ERROR(fs_->SyncDirectory(path_));
   SyncPoint::Hit("run.remove.before_marker");
   TERRACE_RETURN_IF_ERROR(RemoveFile(At(kRunMarkerName)));
   TERRACE_RETURN_IF_ERROR(fs_->SyncDirectory(path_));

@@ -18,6 +18,24 @@ namespace {
 // Of the budget, for rows that may be outdated; the rest is for buffers and what is lost.
 constexpr std::uint64_t kBudgetShare = 4;
 
+// What is lost of a store by group; empty: nothing. A block that is lost takes up to some hundred
+// rows with it, and nothing tells the keys of them all.
+std::string LostBlocksText(const StoreScrub& store, const StoreLosses& losses) {
+  const std::uint64_t blocks = losses.dropped.size() + losses.outdated.size() + losses.unknown_rows;
+  if (blocks == 0) return "";
+  constexpr std::size_t kMostNamed = 5;
+  std::string where;
+  for (std::size_t i = 0; i < std::min(kMostNamed, losses.dropped.size()); ++i) {
+    where += fmt::format("{}{:#018x}", i == 0 ? "; they start at the hashes " : ", ",
+                         MixKey(losses.dropped[i]));
+  }
+  if (losses.dropped.size() > kMostNamed) where += ", ...";
+  return fmt::format(
+      "{} blocks of rows of table '{}', which has an index by group, are lost or may be outdated, "
+      "and a repair can't tell their keys{}",
+      blocks, store.options.layout.table, where);
+}
+
 std::uint64_t WholeBlocks(std::uint64_t bytes) { return AlignUp(bytes, kBlockBytes); }
 
 }  // namespace
@@ -69,13 +87,12 @@ Status RunRepair::ChooseBase(const RepairOptions& options) {
       why_not += fmt::format("\n  checkpoint {}: {}", it->id, it->findings[0].what);
       continue;
     }
-    const Status status = FindBaseLosses(*it);
-    if (status.code() == StatusCode::kOutOfMemory) {
-      why_not += fmt::format("\n  checkpoint {}: {}", it->id, status.message());
-    } else if (!status.ok()) {
-      return status;
-    } else {
+    std::string why;
+    TERRACE_RETURN_IF_ERROR(FindBaseLosses(*it, &why));
+    if (why.empty()) {
       base_ = &*it;
+    } else {
+      why_not += fmt::format("\n  checkpoint {}: {}", it->id, why);
     }
   }
   if (base_ == nullptr && options.back_to) {
@@ -98,15 +115,21 @@ Status RunRepair::ChooseBase(const RepairOptions& options) {
   return OkStatus();
 }
 
-Status RunRepair::FindBaseLosses(const CheckpointScrub& base) {
+Status RunRepair::FindBaseLosses(const CheckpointScrub& base, std::string* why_not) {
   losses_.assign(base.stores.size(), {});
   plan_.stores.clear();
   for (std::size_t s = 0; s < base.stores.size(); ++s) {
     const StoreScrub& store = base.stores[s];
     if (store.damaged.empty()) continue;
-    TERRACE_ASSIGN_OR_RETURN(losses_[s],
-                             FindLosses(fs_, store.options, store.manifest, store.damaged,
-                                        base.job->memory.budget_bytes / kBudgetShare));
+    Result<StoreLosses> losses = FindLosses(fs_, store.options, store.manifest, store.damaged,
+                                            base.job->memory.budget_bytes / kBudgetShare);
+    if (losses.status().code() == StatusCode::kOutOfMemory) {
+      *why_not = losses.status().message();
+      return OkStatus();
+    }
+    TERRACE_ASSIGN_OR_RETURN(losses_[s], std::move(losses));
+    if (store.manifest.groups > 0) *why_not = LostBlocksText(store, losses_[s]);
+    if (!why_not->empty()) return OkStatus();
     RepairPlan::StoreRepair repair;
     repair.table = store.options.layout.table;
     repair.shard = store.options.layout.shard;
@@ -291,7 +314,7 @@ Status RunRepair::RemoveDropped() {
     for (const Checkpoint::StoreManifest& named : read.stores) {
       StoreScrub store;
       store.options.directory = folder_->ResolveDirectory(named.directory);
-      store.options.layout = RecordLayout::Of(named.table, named.shard, named.row_bytes);
+      store.options.layout = named.record_layout();
       TERRACE_ASSIGN_OR_RETURN(store.manifest,
                                ReadManifest(fs_, store.options.directory, named.manifest.id,
                                             named.manifest.digest, store.options.layout));

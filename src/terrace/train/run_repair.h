@@ -87,8 +87,8 @@ class RunRepair {
 
   Status MakePlan(const RepairOptions& options);
   Status ChooseBase(const RepairOptions& options);
-  // What the base has lost; an error: it can't be gone on from.
-  Status FindBaseLosses(const CheckpointScrub& base);
+  // What the base has lost. why_not: filled in where it can't be gone on from.
+  Status FindBaseLosses(const CheckpointScrub& base, std::string* why_not);
   void ChooseDropped();
   Status FindStrays();
   // Strays of the stores, when these checkpoints are there. Their manifests are whole.

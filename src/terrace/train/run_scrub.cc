@@ -119,7 +119,7 @@ Status RunScrubber::ScrubStore(const Checkpoint::StoreManifest& named,
                                CheckpointScrub* checkpoint) {
   StoreScrub store;
   store.options.directory = run_->ResolveDirectory(named.directory);
-  store.options.layout = RecordLayout::Of(named.table, named.shard, named.row_bytes);
+  store.options.layout = named.record_layout();
   store.options.direct_io = checkpoint->job ? checkpoint->job->ssd.direct : kDirectByDefault;
   scrub_.store_folders.insert(store.options.directory);
   scrub_.disk_folders.insert(FolderOf(FolderOf(store.options.directory)));

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "terrace/base/units.h"
+#include "terrace/train/index_plan.h"
 
 namespace terrace {
 namespace {
@@ -34,6 +35,10 @@ std::vector<RunStores::Entry> RunStores::MakeEntries(const Job& job, const Model
       entry.directory = run.StoreDirectory(schema.table(), shard);
       entry.recorded_directory = run.RecordedDirectory(schema.table(), shard);
       entry.row_bytes = schema.row_bytes();
+      entry.index = IndexOf(job, plan, plan.tables[t]);
+      // Not all shards get the same share.
+      const auto shards = static_cast<std::uint64_t>(job.ssd.shards);
+      entry.expected_rows = (plan.tables[t].expected_keys + shards - 1) / shards;
       entries.push_back(std::move(entry));
     }
   }
@@ -47,6 +52,8 @@ StoreOptions RunStores::MakeOptions(const Job& job, const Options& options,
   store.table = entry.table_name;
   store.shard = entry.shard;
   store.row_bytes = entry.row_bytes;
+  store.index = entry.index;
+  store.expected_rows = entry.expected_rows;
   store.file_bytes = job.ssd.file_bytes;
   store.stale_share = job.ssd.stale_share;
   store.direct_io = job.ssd.direct;
@@ -131,6 +138,8 @@ Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock,
                       "must stay as they were",
                       checkpoint.id, checkpoint.stores.size(), stores->stores_.size()));
     }
+    TERRACE_RETURN_IF_ERROR(CheckIndex(plan.tables[entry.table], *manifest));
+    entry.index = manifest->index;
     entry.directory = run->ResolveDirectory(manifest->directory);
   }
   TERRACE_RETURN_IF_ERROR(stores->FindDisks(fs, clock, quota, job, options));
@@ -162,6 +171,7 @@ Result<std::vector<Checkpoint::StoreManifest>> RunStores::Commit(std::uint64_t i
     manifest.table = entry.table_name;
     manifest.shard = entry.shard;
     manifest.row_bytes = entry.row_bytes;
+    manifest.index = entry.index;
     manifest.directory = entry.recorded_directory;
     manifest.schema = entry.schema;
     TERRACE_ASSIGN_OR_RETURN(manifest.manifest, entry.store->Commit(id));
@@ -195,6 +205,59 @@ std::uint64_t RunStores::index_bytes() const {
   std::uint64_t bytes = 0;
   for (const Entry& entry : stores_) bytes += entry.store->index_bytes();
   return bytes;
+}
+
+std::uint64_t RunStores::MostWriteBytes(std::size_t table, std::uint64_t rows,
+                                        std::uint64_t writes) const {
+  const std::vector<Store*> stores = this->table(table);
+  std::uint64_t bytes = 0;
+  for (const Store* store : stores) {
+    bytes += store->MostWriteBytes((rows + stores.size() - 1) / stores.size(), writes);
+  }
+  return bytes;
+}
+
+Status RunStores::CheckIndex(const TablePlan& table, const Checkpoint::StoreManifest& manifest) {
+  const bool by_group = manifest.index == IndexKind::kGroup;
+  if (table.index == IndexChoice::kAuto || (table.index == IndexChoice::kGroup) == by_group) {
+    return OkStatus();
+  }
+  return InvalidArgumentError(
+      fmt::format("table '{0}' has an index by {1}, which is fixed for the life of a run: set "
+                  "table.index to {1} "
+                  "or auto, or make a new run",
+                  manifest.table, by_group ? "group" : "key"));
+}
+
+std::vector<std::string> RunStores::DescribeIndexes() const {
+  std::vector<std::string> lines;
+  for (std::size_t i = 0; i < stores_.size(); ++i) {
+    const Entry& entry = stores_[i];
+    if (entry.shard != 0) continue;
+    std::uint64_t bytes = 0, shards = 0;
+    for (const Entry& other : stores_) {
+      if (other.table != entry.table) continue;
+      bytes += other.store->index_bytes();
+      ++shards;
+    }
+    const double keys = static_cast<double>(shards * entry.expected_rows);
+    if (entry.index == IndexKind::kKey) {
+      lines.push_back(fmt::format("index: table {}, by key, about {} bytes a key", entry.table_name,
+                                  kKeyIndexBytes));
+    } else if (keys == 0) {
+      lines.push_back(
+          fmt::format("index: table {}, by group, {} now", entry.table_name, FormatBytes(bytes)));
+    } else {
+      lines.push_back(
+          fmt::format("index: table {}, by group, about {:.1f} bytes a key for {} keys, {} now",
+                      entry.table_name,
+                      static_cast<double>(
+                          IndexBytes(entry.index, entry.row_bytes, shards * entry.expected_rows)) /
+                          keys,
+                      FormatCount(shards * entry.expected_rows), FormatBytes(bytes)));
+    }
+  }
+  return lines;
 }
 
 Status RunStores::background_status() const {

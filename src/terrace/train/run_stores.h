@@ -54,8 +54,12 @@ class RunStores {
   void WantSweep(std::size_t table);
   StoreStats stats() const;  // Sums.
   std::uint64_t index_bytes() const;
+  // See Store::MostWriteBytes: of a table, each of whose stores gets its share.
+  std::uint64_t MostWriteBytes(std::size_t table, std::uint64_t rows, std::uint64_t writes) const;
   const std::vector<Disk>& disks() const { return disks_; }
   Status background_status() const;
+  // What leads to the rows of each table, a line a table, for the start of a run.
+  std::vector<std::string> DescribeIndexes() const;
 
  private:
   struct Entry {
@@ -66,9 +70,13 @@ class RunStores {
     std::string directory;
     std::string recorded_directory;  // As a checkpoint names it.
     std::uint32_t row_bytes = 0;
+    IndexKind index = IndexKind::kKey;
+    std::uint64_t expected_rows = 0;
     std::unique_ptr<Store> store;
   };
   StoreOptions MakeOptions(const Job& job, const Options& options, const Entry& entry) const;
+  // Whether the job asks for the index that the checkpoint's store has.
+  static Status CheckIndex(const TablePlan& table, const Checkpoint::StoreManifest& manifest);
   // Finds what reads cost on each disk, where the job wants to know. A reader writes nothing.
   Status FindDisks(FileSystem* fs, Clock* clock, DiskQuota* quota, const Job& job,
                    const Options& options);

@@ -73,10 +73,11 @@ IntervalRecord::Performance TrainingRun::Totals() const {
   now.ssd.mistaken_reads = ssd.mistaken_reads;
   now.ssd.live_bytes = ssd.live_bytes;
   now.ssd.disk_bytes = ssd.disk_bytes;
-  now.ssd.write_amplification = ssd.rows_written > 0
-                                    ? static_cast<double>(ssd.rows_written + ssd.rows_compacted) /
-                                          static_cast<double>(ssd.rows_written)
-                                    : 0;
+  now.ssd.write_amplification =
+      ssd.rows_written > 0
+          ? static_cast<double>(ssd.rows_written + ssd.rows_carried + ssd.rows_compacted) /
+                static_cast<double>(ssd.rows_written)
+          : 0;
   if (pipeline_ != nullptr) {
     for (const ChannelState& channel : pipeline_->channels()) {
       now.channels.push_back({channel.name, channel.capacity, channel.size, channel.bytes});

@@ -120,12 +120,11 @@ Status TrainingRun::CheckStop() {
 }
 
 std::uint64_t TrainingRun::CheckpointBytes() const {
-  // Pinned rows are dirty, or will be soon; 64 bytes are a record's head and its place in the key
-  // section.
+  // Pinned rows are dirty, or will be soon.
   std::uint64_t bytes = 2 * MostDenseFileBytes() + FilterFilesBytes() + kMiB;
   for (std::size_t t = 0; t < caches_.size(); ++t) {
-    bytes += caches_[t]->dirty_bytes() +
-             caches_[t]->stats().pinned_rows * (plan_->tables[t].schema.row_bytes() + 64);
+    bytes +=
+        caches_[t]->dirty_bytes() + stores_->MostWriteBytes(t, caches_[t]->stats().pinned_rows, 1);
   }
   return bytes;
 }
@@ -174,17 +173,20 @@ Status TrainingRun::WriteAhead() {
   constexpr double kEnoughBytes = 256e6;
   const StoreStats stores = stores_->stats();
   // Compaction's bytes are among those written; its time is not.
-  const double written = static_cast<double>(stores.write_bytes) *
-                         static_cast<double>(stores.rows_written) /
-                         static_cast<double>(stores.rows_written + stores.rows_compacted + 1);
+  const double written =
+      static_cast<double>(stores.write_bytes) *
+      static_cast<double>(stores.rows_written + stores.rows_carried) /
+      static_cast<double>(stores.rows_written + stores.rows_carried + stores.rows_compacted + 1);
   const double rate = written >= kEnoughBytes && stores.write_seconds > 0
                           ? written / stores.write_seconds
                           : kFirstBytesPerSecond;
   const double limit = rate * job_.checkpoint.final_seconds / static_cast<double>(caches_.size());
   for (std::size_t t = 0; t < caches_.size(); ++t) {
-    const double beyond = static_cast<double>(caches_[t]->dirty_bytes()) - limit;
+    const std::uint64_t dirty_bytes = caches_[t]->dirty_bytes();
+    const double beyond = static_cast<double>(dirty_bytes) - limit;
     if (beyond <= 0) continue;
-    const double rows = beyond / plan_->tables[t].schema.row_bytes();
+    const double rows = beyond / static_cast<double>(dirty_bytes) *
+                        static_cast<double>(caches_[t]->stats().dirty_rows);
     TERRACE_RETURN_IF_ERROR(caches_[t]->WriteAhead(static_cast<std::uint64_t>(rows) + 1));
   }
   return OkStatus();

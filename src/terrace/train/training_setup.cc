@@ -55,6 +55,7 @@ Status TrainingRun::Prepare(RunMode mode) {
   if (already_finished_) return OkStatus();
   TERRACE_RETURN_IF_ERROR(MakeCaches());
   LogText(LogLevel::kInfo, DescribeMemoryPlan(memory_));
+  for (const std::string& line : stores_->DescribeIndexes()) LogText(LogLevel::kInfo, line);
   for (const std::string& line : DescribeReads(job_, stores_->disks())) {
     LogText(LogLevel::kInfo, line);
   }

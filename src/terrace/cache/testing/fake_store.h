@@ -38,6 +38,9 @@ class FakeStore final : public Store {
   void WantSweep() override {}
   StoreStats stats() const override;
   std::uint64_t index_bytes() const override { return 0; }
+  std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t writes) const override {
+    return rows * (row_bytes_ + 64) + writes * 16384;
+  }
   Status background_status() const override { return OkStatus(); }
 
   // The n-th Read, Write or Stage from now (0: the next) fails with kIo, and changes nothing;

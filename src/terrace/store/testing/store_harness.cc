@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "terrace/store/group_block.h"
+
 namespace terrace {
 
 std::vector<std::byte> TestRow(Key key, std::uint64_t generation, std::uint32_t row_bytes) {
@@ -29,6 +31,15 @@ StoreOptions StoreHarness::TinyOptions() {
   options.io_buffer_bytes = 64 << 10;
   options.merge_gap_bytes = 4096;
   options.background_compaction = false;
+  return options;
+}
+
+StoreOptions StoreHarness::TinyGroupOptions() {
+  StoreOptions options = TinyOptions();
+  options.index = IndexKind::kGroup;
+  options.row_bytes = 300;  // 13 to a block.
+  options.expected_rows = 200;
+  options.file_bytes = 16 << 12;
   return options;
 }
 
@@ -163,7 +174,8 @@ Status StoreHarness::CheckAll() {
 }
 
 ScrubOptions StoreHarness::scrub_options() const {
-  return {options_.directory, RecordLayout::Of(options_.table, options_.shard, options_.row_bytes),
+  const std::uint32_t row_bytes = RecordRowBytes(options_.index, options_.row_bytes);
+  return {options_.directory, RecordLayout::Of(options_.table, options_.shard, row_bytes),
           options_.direct_io};
 }
 

@@ -29,6 +29,8 @@ class StoreHarness {
 
   // Small files and buffers, compaction inside Write.
   static StoreOptions TinyOptions();
+  // The same by group, with fewer groups than the rows need: they are divided.
+  static StoreOptions TinyGroupOptions();
 
   Status Create();
   // As `id` committed it; newer manifests are forgotten. The model is set back.
@@ -58,6 +60,7 @@ class StoreHarness {
   Store* store() { return store_.get(); }
   DiskQuota* quota() { return &quota_; }
   StoreOptions* options() { return &options_; }
+  const StoreOptions* options() const { return &options_; }
   const RowMap& model() const { return model_; }
   const std::map<std::uint64_t, RowMap>& snapshots() const { return snapshots_; }
   const std::map<std::uint64_t, ManifestReference>& manifests() const { return manifests_; }

@@ -1,0 +1,330 @@
+#include "terrace/store/group_store.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "terrace/base/check.h"
+#include "terrace/store/radix_sort.h"
+
+namespace terrace {
+namespace {
+
+// Keys looked up under one hold of the lock.
+constexpr std::size_t kLookUpBatch = 2048;
+constexpr std::uint64_t kLeastPartBlocks = 4;
+
+// The inner store's three buffers, those of blocks that are read, read again and made, and a
+// smaller one, in the room of three.
+std::uint64_t BufferBytes(const StoreOptions& options) { return options.io_buffer_bytes / 7 * 3; }
+
+StoreOptions InnerOptions(const StoreOptions& options) {
+  StoreOptions inner = options;
+  inner.row_bytes = GroupLayout::Of(options.row_bytes).block_bytes;
+  inner.io_buffer_bytes = BufferBytes(options);
+  inner.expiry = nullptr;  // It knows of blocks only.
+  return inner;
+}
+
+}  // namespace
+
+std::uint64_t Store::GroupIndexBytes(std::uint32_t row_bytes, std::uint64_t expected_rows) {
+  const GroupLayout layout = GroupLayout::Of(row_bytes);
+  const std::uint64_t groups = layout.GroupsFor(expected_rows);
+  return GroupFilters::BytesFor(groups, layout.FilterRows(groups));
+}
+
+bool Store::HasGroupIndex(std::uint32_t row_bytes) {
+  return row_bytes <= GroupLayout::kMostRowBytes;
+}
+
+Result<std::unique_ptr<Store>> GroupStore::Create(FileSystem* fs, Clock* clock, DiskQuota* quota,
+                                                  const StoreOptions& options) {
+  if (!HasGroupIndex(options.row_bytes)) {
+    return InvalidArgumentError(
+        fmt::format("table '{}': rows of {} bytes are too long for an index by group, which takes "
+                    "{} at most: choose table.index: key",
+                    options.table, options.row_bytes, GroupLayout::kMostRowBytes));
+  }
+  const std::uint64_t groups = GroupLayout::Of(options.row_bytes).GroupsFor(options.expected_rows);
+  if (groups > GroupDirectory::kMostGroups) {
+    return InvalidArgumentError(
+        fmt::format("table '{}': {} expected rows make more groups than a "
+                    "shard has places for: choose more ssd.shards",
+                    options.table, options.expected_rows));
+  }
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<GroupStore> store,
+                           Make(fs, clock, quota, options, groups));
+  TERRACE_RETURN_IF_ERROR(store->inner_->CreateEmpty());
+  store->inner_->StartCompaction();
+  return std::unique_ptr<Store>(std::move(store));
+}
+
+Result<std::unique_ptr<Store>> GroupStore::Open(FileSystem* fs, Clock* clock, DiskQuota* quota,
+                                                const StoreOptions& options, std::uint64_t groups,
+                                                const ManifestReference& manifest,
+                                                std::span<const ManifestReference> kept) {
+  if (!HasGroupIndex(options.row_bytes)) {
+    return InvalidArgumentError(
+        fmt::format("rows of {} bytes have no index by group", options.row_bytes));
+  }
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<GroupStore> store,
+                           Make(fs, clock, quota, options, groups));
+  GroupStore* const self = store.get();
+  TERRACE_RETURN_IF_ERROR(self->inner_->Recover(manifest, kept, [self](std::uint64_t start) {
+    MutexLock lock(&self->mu_);
+    self->directory_.Add(start);
+    self->filters_.Forget(self->directory_.GroupOf(start));
+  }));
+  self->inner_->StartCompaction();
+  return std::unique_ptr<Store>(std::move(store));
+}
+
+Result<std::unique_ptr<GroupStore>> GroupStore::Make(FileSystem* fs, Clock* clock, DiskQuota* quota,
+                                                     const StoreOptions& options,
+                                                     std::uint64_t groups) {
+  TERRACE_ASSIGN_OR_RETURN(
+      GroupFilters filters,
+      GroupFilters::Create(groups, GroupLayout::Of(options.row_bytes).FilterRows(groups)));
+  std::unique_ptr<GroupStore> store(
+      new GroupStore(fs, clock, quota, options, groups, std::move(filters)));
+  TERRACE_RETURN_IF_ERROR(store->inner_->Prepare());
+  TERRACE_RETURN_IF_ERROR(store->Allocate());
+  return store;
+}
+
+GroupStore::GroupStore(FileSystem* fs, Clock* clock, DiskQuota* quota, const StoreOptions& options,
+                       std::uint64_t groups, GroupFilters filters)
+    : options_(options),
+      layout_(GroupLayout::Of(options.row_bytes)),
+      inner_(std::make_unique<StoreImpl>(fs, clock, quota, InnerOptions(options), groups)),
+      directory_(groups),
+      filters_(std::move(filters)) {}
+
+Status GroupStore::Allocate() {
+  part_blocks_ = std::max(kLeastPartBlocks, BufferBytes(options_) / layout_.block_bytes);
+  const std::uint64_t bytes = part_blocks_ * layout_.block_bytes;
+  {
+    MutexLock lock(&read_mu_);
+    TERRACE_ASSIGN_OR_RETURN(read_blocks_, HugeBuffer::Allocate(bytes));
+  }
+  if (options_.read_only) return OkStatus();
+  MutexLock lock(&stage_mu_);
+  TERRACE_ASSIGN_OR_RETURN(old_blocks_, HugeBuffer::Allocate(bytes));
+  TERRACE_ASSIGN_OR_RETURN(new_blocks_, HugeBuffer::Allocate(bytes));
+  // What is read of staged files lies in runs.
+  constexpr std::uint64_t kMostPendingBytes = 256 << 10;
+  TERRACE_ASSIGN_OR_RETURN(pending_buffer_,
+                           HugeBuffer::Allocate(std::max(
+                               SectionCursor::LeastBuffer(layout_.block_bytes + kRecordHeadBytes),
+                               std::min(bytes, kMostPendingBytes))));
+  return OkStatus();
+}
+
+std::vector<GroupStore::SortedKey> GroupStore::SortKeys(std::span<const Key> keys) {
+  TERRACE_CHECK(keys.size() <= std::numeric_limits<std::uint32_t>::max());
+  std::vector<SortedKey> order(keys.size()), spare;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    order[i] = {MixKey(keys[i]), static_cast<std::uint32_t>(i)};
+  }
+  RadixSort(&order, &spare, 0, 64, [](const SortedKey& key) { return key.hash; });
+  for (std::size_t i = 1; i < order.size(); ++i) TERRACE_CHECK(order[i - 1].hash < order[i].hash);
+  return order;
+}
+
+Result<BlockView> GroupStore::ParseBlock(std::span<const std::byte> block,
+                                         std::uint64_t least_hash) const {
+  Result<BlockView> view = BlockView::Parse(layout_, block, least_hash);
+  if (view.ok()) return view;
+  return view.status().WithContext(fmt::format("the block of hash {:#x} of table '{}' in {}",
+                                               least_hash, options_.table, options_.directory));
+}
+
+Status GroupStore::Read(std::span<const Key> keys, std::span<std::byte* const> rows,
+                        std::span<std::uint8_t> found, const std::atomic<bool>* stop) {
+  TERRACE_CHECK(keys.size() == rows.size() && keys.size() == found.size());
+  MutexLock lock(&read_mu_);
+  std::fill(found.begin(), found.end(), std::uint8_t{0});
+  std::uint64_t divisions;
+  {
+    MutexLock state(&mu_);
+    divisions = ended_.divisions;
+  }
+  std::vector<SortedKey> missing;
+  TERRACE_RETURN_IF_ERROR(LookUp(SortKeys(keys), rows, found, stop, &missing));
+  bool divided;
+  {
+    MutexLock state(&mu_);
+    divided = begun_.divisions != divisions;
+  }
+  if (divided && !missing.empty()) {
+    // Their rows may have gone to another block between the look-up and the read of the old one.
+    // While nothing is published both are of one moment.
+    const std::vector<SortedKey> again = std::move(missing);
+    missing.clear();
+    MutexLock publish(&publish_mu_);
+    TERRACE_RETURN_IF_ERROR(LookUp(again, rows, found, stop, &missing));
+  }
+  std::uint64_t count = 0;
+  for (const std::uint8_t one : found) count += one;
+  rows_read_.fetch_add(count, std::memory_order_relaxed);
+  return OkStatus();
+}
+
+Status GroupStore::LookUp(std::span<const SortedKey> order, std::span<std::byte* const> rows,
+                          std::span<std::uint8_t> found, const std::atomic<bool>* stop,
+                          std::vector<SortedKey>* missing) {
+  std::vector<SortedKey> wanted;
+  std::vector<BlockKeys> blocks;
+  std::vector<Key> keys;
+  std::vector<std::byte*> places;
+  std::vector<std::uint8_t> found_blocks;
+  for (std::size_t next = 0; next < order.size();) {
+    Moment before;
+    {
+      MutexLock state(&mu_);
+      before = begun_ == ended_ ? ended_ : Moment{~std::uint64_t{0}, 0};
+    }
+    PlanPart(order, &next, &wanted, &blocks);
+    keys.clear();
+    places.clear();
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      keys.push_back(UnmixKey(blocks[b].start));
+      places.push_back(BlockIn(read_blocks_, b).data());
+    }
+    found_blocks.assign(blocks.size(), 0);
+    TERRACE_RETURN_IF_ERROR(inner_->Read(keys, places, found_blocks, stop));
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      if (found_blocks[b] == 0) {
+        missing->insert(missing->end(),
+                        wanted.begin() + static_cast<std::ptrdiff_t>(blocks[b].begin),
+                        wanted.begin() + static_cast<std::ptrdiff_t>(blocks[b].end));
+        continue;
+      }
+      TERRACE_ASSIGN_OR_RETURN(const BlockView block,
+                               ParseBlock(BlockIn(read_blocks_, b), blocks[b].start));
+      TakeBlock(blocks[b], block, wanted, rows, found, missing);
+    }
+    Learn(blocks, found_blocks, before);
+  }
+  return OkStatus();
+}
+
+void GroupStore::PlanPart(std::span<const SortedKey> order, std::size_t* next,
+                          std::vector<SortedKey>* wanted, std::vector<BlockKeys>* blocks) {
+  wanted->clear();
+  blocks->clear();
+  while (*next < order.size()) {
+    MutexLock lock(&mu_);
+    const std::size_t end = std::min(order.size(), *next + kLookUpBatch);
+    for (; *next < end; ++*next) {
+      const SortedKey& key = order[*next];
+      const std::uint64_t group = directory_.GroupOf(key.hash);
+      if (!filters_.MayHold(group, key.hash)) continue;
+      const std::uint64_t start = directory_.StartOf(key.hash);
+      if (blocks->empty() || blocks->back().start != start) {
+        if (blocks->size() == part_blocks_) return;
+        const bool learns = !filters_.IsKnown(group) && !directory_.IsDivided(group);
+        blocks->push_back({start, wanted->size(), wanted->size(), learns});
+      }
+      wanted->push_back(key);
+      blocks->back().end = wanted->size();
+    }
+  }
+}
+
+void GroupStore::TakeBlock(const BlockKeys& keys, const BlockView& block,
+                           std::span<const SortedKey> wanted, std::span<std::byte* const> rows,
+                           std::span<std::uint8_t> found, std::vector<SortedKey>* missing) {
+  bool any = false;
+  for (std::size_t w = keys.begin; w < keys.end; ++w) {
+    const std::optional<std::uint32_t> place = block.Find(wanted[w].hash);
+    if (!place) {
+      missing->push_back(wanted[w]);
+      continue;
+    }
+    std::memcpy(rows[wanted[w].index], block.row(*place), layout_.row_bytes);
+    found[wanted[w].index] = 1;
+    any = true;
+  }
+  if (!any) mistaken_reads_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void GroupStore::Learn(std::span<const BlockKeys> blocks, std::span<const std::uint8_t> found,
+                       const Moment& before) {
+  std::vector<std::uint64_t> hashes;
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    if (!blocks[b].learns || found[b] == 0) continue;
+    const Result<BlockView> block =
+        BlockView::Parse(layout_, BlockIn(read_blocks_, b), blocks[b].start);
+    TERRACE_CHECK(block.ok());
+    hashes.clear();
+    for (std::uint32_t i = 0; i < block->size(); ++i) hashes.push_back(block->hash(i));
+    MutexLock lock(&mu_);
+    // Else the block may have gained keys since it was read.
+    if (begun_ != before) return;
+    filters_.SetKeys(directory_.GroupOf(blocks[b].start), hashes);
+  }
+}
+
+Status GroupStore::ForEachRow(std::uint64_t buffer_bytes,
+                              const std::function<Status(const RowView&)>& visit) {
+  std::uint64_t least_hash = 0;
+  return inner_->ForEachRow(buffer_bytes, [&](const RowView& row) -> Status {
+    TERRACE_ASSIGN_OR_RETURN(const BlockView block,
+                             ParseBlock(row.row, std::max(least_hash, MixKey(row.key))));
+    for (std::uint32_t i = 0; i < block.size(); ++i) {
+      RowView view;
+      view.key = block.key(i);
+      view.row = {block.row(i), layout_.row_bytes};
+      least_hash = block.hash(i) + 1;
+      TERRACE_RETURN_IF_ERROR(visit(view));
+    }
+    return OkStatus();
+  });
+}
+
+StoreStats GroupStore::stats() const {
+  StoreStats stats = inner_->stats();
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  const std::uint64_t rows_written = rows_written_.load(kRelaxed);
+  stats.rows_carried = rows_carried_.load(kRelaxed);
+  // Of blocks that compaction wrote, as of those that writes wrote.
+  if (stats.rows_written > 0) {
+    stats.rows_compacted =
+        static_cast<std::uint64_t>(static_cast<double>(stats.rows_compacted) *
+                                   static_cast<double>(rows_written + stats.rows_carried) /
+                                   static_cast<double>(stats.rows_written));
+  }
+  stats.rows_written = rows_written;
+  stats.rows_read = rows_read_.load(kRelaxed);
+  stats.rows_expired = rows_expired_.load(kRelaxed);
+  stats.mistaken_reads += mistaken_reads_.load(kRelaxed);
+  stats.live_rows = inner_->rows_in_blocks();
+  stats.index_bytes = index_bytes();
+  return stats;
+}
+
+std::uint64_t GroupStore::index_bytes() const {
+  const std::uint64_t inner = inner_->index_bytes();
+  MutexLock lock(&mu_);
+  return inner + directory_.bytes() + filters_.bytes();
+}
+
+std::uint64_t GroupStore::MostWriteBytes(std::uint64_t rows, std::uint64_t writes) const {
+  std::uint64_t blocks;
+  {
+    MutexLock lock(&mu_);
+    blocks = directory_.groups() + directory_.added();
+  }
+  // Each row may ask for a block of its own, until all are written by each write; and blocks are
+  // divided.
+  const std::uint64_t most =
+      (blocks > rows / writes ? rows : blocks * writes) + 2 * rows / layout_.most_rows + writes;
+  return inner_->MostWriteBytes(most, most / part_blocks_ + 2 * writes);
+}
+
+}  // namespace terrace

@@ -1,0 +1,185 @@
+// GroupStore: the store with an index by group (AIBox 4.1, 4.3, 4.4;
+// docs/decisions/group-index.md). Over a StoreImpl whose rows are blocks of rows of a group: what
+// is in memory of a group is where its block lies and a Bloom filter of its keys. A write reads the
+// blocks of its keys, and writes them with its rows; so it knows by itself what is there, and
+// neither `stored` nor a RowHolder tell it more. Rows that may go leave their block when it is
+// written next; while some are due, a write looks at as many further blocks as it wrote.
+//
+// Locks, in the order in which they are taken: read_mu_ | stage_mu_, each held by a verb throughout
+// and guarding its buffers; publish_mu_, held while staged blocks become those of the store, or are
+// read; mu_ last and shortly. The inner store's come after all of them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "terrace/base/memory.h"
+#include "terrace/base/mutex.h"
+#include "terrace/store/group_block.h"
+#include "terrace/store/group_directory.h"
+#include "terrace/store/group_filter.h"
+#include "terrace/store/store.h"
+#include "terrace/store/store_impl.h"
+
+namespace terrace {
+
+class GroupStore final : public Store {
+ public:
+  static Result<std::unique_ptr<Store>> Create(FileSystem* fs, Clock* clock, DiskQuota* quota,
+                                               const StoreOptions& options);
+  static Result<std::unique_ptr<Store>> Open(FileSystem* fs, Clock* clock, DiskQuota* quota,
+                                             const StoreOptions& options, std::uint64_t groups,
+                                             const ManifestReference& manifest,
+                                             std::span<const ManifestReference> kept);
+
+  Status Read(std::span<const Key> keys, std::span<std::byte* const> rows,
+              std::span<std::uint8_t> found, const std::atomic<bool>* stop) override;
+  Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows,
+               std::span<const std::uint8_t> stored) override;
+  Result<std::unique_ptr<StagedRows>> Stage(std::span<const Key> keys,
+                                            std::span<const std::byte* const> rows,
+                                            std::span<const std::uint8_t> stored) override;
+  Status Publish(std::unique_ptr<StagedRows> staged) override;
+  Status Erase(std::span<const Key> keys) override;
+  Result<ManifestReference> Commit(std::uint64_t id) override { return inner_->Commit(id); }
+  Status Drop(std::uint64_t id) override { return inner_->Drop(id); }
+  Status ForEachRow(std::uint64_t buffer_bytes,
+                    const std::function<Status(const RowView&)>& visit) override;
+  Status CompactNow() override;
+  void SetKeepFree(std::uint64_t bytes) override { inner_->SetKeepFree(bytes); }
+  void SetHolder(RowHolder* /*holder*/) override {}
+  void WantSweep() override {}
+  StoreStats stats() const override;
+  std::uint64_t index_bytes() const override;
+  std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t writes) const override;
+  Status background_status() const override { return inner_->background_status(); }
+
+ private:
+  struct SortedKey {
+    std::uint64_t hash;
+    std::uint32_t index;  // In the caller's batch.
+  };
+  // Keys of one block, [begin, end) of a sorted batch.
+  struct BlockKeys {
+    std::uint64_t start;
+    std::size_t begin, end;
+    bool learns;  // Its keys would tell the filter of its group all that it is to know.
+  };
+  class Staged;  // A write whose blocks are staged.
+  class BlockWriter;
+
+  GroupStore(FileSystem* fs, Clock* clock, DiskQuota* quota, const StoreOptions& options,
+             std::uint64_t groups, GroupFilters filters);
+  static Result<std::unique_ptr<GroupStore>> Make(FileSystem* fs, Clock* clock, DiskQuota* quota,
+                                                  const StoreOptions& options,
+                                                  std::uint64_t groups);
+  Status Allocate();
+  static std::vector<SortedKey> SortKeys(std::span<const Key> keys);
+  // With what a failed check of a block's bytes says.
+  Result<BlockView> ParseBlock(std::span<const std::byte> block, std::uint64_t least_hash) const;
+  std::span<std::byte> BlockIn(const HugeBuffer& buffer, std::size_t i) const {
+    return buffer.span().subspan(i * layout_.block_bytes, layout_.block_bytes);
+  }
+
+  // --- reading
+  // What a look-up may have to do with a Publish that runs beside it.
+  struct Moment {
+    std::uint64_t publishes = 0, divisions = 0;
+    bool operator==(const Moment&) const = default;
+  };
+  // missing: the keys of blocks that were read without finding them.
+  Status LookUp(std::span<const SortedKey> order, std::span<std::byte* const> rows,
+                std::span<std::uint8_t> found, const std::atomic<bool>* stop,
+                std::vector<SortedKey>* missing) TERRACE_REQUIRES(read_mu_) TERRACE_EXCLUDES(mu_);
+  // The blocks to be read for keys from order[*next] on, as many as the buffer holds. `wanted`: of
+  // which of the keys; the ranges are of it.
+  void PlanPart(std::span<const SortedKey> order, std::size_t* next, std::vector<SortedKey>* wanted,
+                std::vector<BlockKeys>* blocks) TERRACE_EXCLUDES(mu_);
+  void TakeBlock(const BlockKeys& keys, const BlockView& block, std::span<const SortedKey> wanted,
+                 std::span<std::byte* const> rows, std::span<std::uint8_t> found,
+                 std::vector<SortedKey>* missing);
+  void Learn(std::span<const BlockKeys> blocks, std::span<const std::uint8_t> found,
+             const Moment& before) TERRACE_REQUIRES(read_mu_) TERRACE_EXCLUDES(mu_);
+
+  // --- writing
+  // No rows: takes the keys out of their blocks.
+  Result<std::unique_ptr<Staged>> StageRows(std::span<const Key> keys,
+                                            std::span<const std::byte* const> rows)
+      TERRACE_REQUIRES(stage_mu_) TERRACE_EXCLUDES(mu_, publish_mu_);
+  // The blocks of the keys from order[*next] on, as many as a buffer holds.
+  void PlanWrite(std::span<const SortedKey> order, std::size_t* next,
+                 std::vector<BlockKeys>* blocks) TERRACE_EXCLUDES(mu_);
+  // The rows of a block (null: there is none) with those of `news`, or, with no rows, without them;
+  // returns how many it leaves out because they may go.
+  std::size_t Merge(const BlockView* block, std::span<const SortedKey> news,
+                    std::span<const std::byte* const> rows, std::vector<BlockRow>* merged) const;
+  // Merges blocks, at most as many as a buffer holds, with the keys that `news_of` says of each,
+  // and writes those that change.
+  Status WriteBlocks(std::span<const std::uint64_t> starts,
+                     const std::function<std::span<const SortedKey>(std::size_t)>& news_of,
+                     std::span<const std::byte* const> rows, BlockWriter* out)
+      TERRACE_REQUIRES(stage_mu_) TERRACE_EXCLUDES(mu_, publish_mu_);
+  // The newest of these blocks (ascending), staged ones included, into old_blocks_.
+  Status ReadNewest(std::span<const std::uint64_t> starts, std::span<std::uint8_t> found)
+      TERRACE_REQUIRES(stage_mu_) TERRACE_EXCLUDES(mu_, publish_mu_);
+  Status ReadPending(std::span<const std::uint64_t> starts, std::span<std::uint8_t> found)
+      TERRACE_REQUIRES(stage_mu_) TERRACE_EXCLUDES(mu_, publish_mu_);
+  // Looks for rows that may go in up to so many further blocks, from where the last call ended.
+  Status Sweep(std::size_t blocks, BlockWriter* out) TERRACE_REQUIRES(stage_mu_)
+      TERRACE_EXCLUDES(mu_, publish_mu_);
+  bool SweepDue() TERRACE_REQUIRES(stage_mu_);
+  // Where the block starts that a row with this hash is to be written to.
+  std::uint64_t NewestStartOf(std::uint64_t hash) const TERRACE_REQUIRES(mu_);
+  // Gives back the space of blocks without rows, if nothing is staged.
+  Status EraseEmptyBlocks() TERRACE_REQUIRES(stage_mu_) TERRACE_EXCLUDES(mu_);
+  // Calls `visit` for each hash under mu_, which it holds for some of them at a time.
+  void ForBatches(std::span<const std::uint64_t> hashes,
+                  const std::function<void(std::uint64_t)>& visit) TERRACE_EXCLUDES(mu_);
+  void WarnWhenFull() TERRACE_REQUIRES(mu_);
+  // It is not published: what was staged behind it was made from blocks that never come.
+  void Forget(Staged* staged) TERRACE_EXCLUDES(publish_mu_, mu_);
+
+  // Constant after construction.
+  const StoreOptions options_;
+  const GroupLayout layout_;
+  const std::unique_ptr<StoreImpl> inner_;
+  std::size_t part_blocks_ = 0;  // That a buffer holds.
+
+  Mutex read_mu_;
+  HugeBuffer read_blocks_ TERRACE_GUARDED_BY(read_mu_);
+
+  Mutex stage_mu_;
+  HugeBuffer old_blocks_ TERRACE_GUARDED_BY(stage_mu_);
+  HugeBuffer new_blocks_ TERRACE_GUARDED_BY(stage_mu_);
+  HugeBuffer pending_buffer_ TERRACE_GUARDED_BY(stage_mu_);
+  // RowExpiry::points() of the last whole sweep, and of the one that goes on.
+  std::uint64_t swept_points_ TERRACE_GUARDED_BY(stage_mu_) = 0;
+  std::uint64_t sweep_points_ TERRACE_GUARDED_BY(stage_mu_) = 0;
+  std::uint64_t sweep_next_ TERRACE_GUARDED_BY(stage_mu_) = 0;  // A group; 0: none goes on.
+
+  Mutex publish_mu_;
+
+  mutable Mutex mu_;
+  GroupDirectory directory_ TERRACE_GUARDED_BY(mu_);
+  GroupFilters filters_ TERRACE_GUARDED_BY(mu_);
+  std::deque<Staged*> pending_ TERRACE_GUARDED_BY(mu_);           // Removed under publish_mu_ only.
+  std::uint64_t dropped_ TERRACE_GUARDED_BY(mu_) = 0;             // Of those that were pending.
+  std::set<std::uint64_t> empty_blocks_ TERRACE_GUARDED_BY(mu_);  // Starts.
+  Moment begun_ TERRACE_GUARDED_BY(mu_);
+  Moment ended_ TERRACE_GUARDED_BY(mu_);
+  bool warned_ TERRACE_GUARDED_BY(mu_) = false;
+
+  std::atomic<bool> sweep_again_{false};  // Blocks that a sweep wrote may be lost.
+
+  // Relaxed atomics: counters for stats().
+  std::atomic<std::uint64_t> rows_read_{0}, rows_written_{0}, rows_carried_{0}, rows_expired_{0};
+  std::atomic<std::uint64_t> mistaken_reads_{0};
+};
+
+}  // namespace terrace

@@ -1,0 +1,448 @@
+// The writing half of GroupStore.
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "terrace/base/check.h"
+#include "terrace/base/log.h"
+#include "terrace/base/sync_point.h"
+#include "terrace/base/units.h"
+#include "terrace/store/group_store.h"
+
+namespace terrace {
+
+// Blocks that the inner store has staged, in parts of what a buffer holds.
+class GroupStore::Staged final : public StagedRows {
+ public:
+  struct Part {
+    std::uint64_t first, last;  // Starts.
+  };
+
+  explicit Staged(GroupStore* store) : store_(store) {}
+  ~Staged() override { store_->Forget(this); }
+
+  bool Divides() const { return !added.empty(); }
+
+  std::vector<std::unique_ptr<StagedRows>> rows;  // By part.
+  std::vector<Part> parts;
+  std::vector<std::uint64_t> hashes;  // Of the keys that it writes, in order.
+  std::vector<std::uint64_t> blocks;  // Starts, in order.
+  std::vector<std::uint64_t> empty;   // Those of blocks without rows.
+  std::vector<std::uint64_t> added;   // Those that are new, in order.
+  std::int64_t rows_change = 0;
+  std::uint64_t carried = 0, expired = 0;
+  bool broken = false;  // Guarded by the store's mutex.
+  bool published = false;
+
+ private:
+  GroupStore* const store_;
+};
+
+// Takes the rows of blocks and stages them, a buffer at a time.
+class GroupStore::BlockWriter {
+ public:
+  BlockWriter(StoreImpl* inner, const GroupLayout* layout, std::span<std::byte> buffer,
+              Staged* staged)
+      : inner_(inner), layout_(layout), buffer_(buffer), staged_(staged) {}
+
+  // old: the block was there.
+  Status Add(std::uint64_t start, bool old, std::span<const BlockRow> rows) {
+    const std::size_t pieces = layout_->PiecesFor(rows.size());
+    for (std::size_t p = 0; p < pieces; ++p) {
+      const std::size_t begin = p * rows.size() / pieces, end = (p + 1) * rows.size() / pieces;
+      if ((keys_.size() + 1) * layout_->block_bytes > buffer_.size()) {
+        TERRACE_RETURN_IF_ERROR(Flush());
+      }
+      const std::uint64_t piece_start = p == 0 ? start : rows[begin].hash;
+      std::byte* const block = buffer_.data() + keys_.size() * layout_->block_bytes;
+      MakeBlock(*layout_, rows.subspan(begin, end - begin), block);
+      staged_->blocks.push_back(piece_start);
+      if (p > 0) staged_->added.push_back(piece_start);
+      if (begin == end) staged_->empty.push_back(piece_start);
+      keys_.push_back(UnmixKey(piece_start));
+      blocks_.push_back(block);
+      stored_.push_back(p == 0 && old ? 1 : 0);
+    }
+    return OkStatus();
+  }
+  Status Flush() {
+    if (keys_.empty()) return OkStatus();
+    TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<StagedRows> rows,
+                             inner_->Stage(keys_, blocks_, stored_));
+    staged_->rows.push_back(std::move(rows));
+    staged_->parts.push_back({MixKey(keys_.front()), MixKey(keys_.back())});
+    keys_.clear();
+    blocks_.clear();
+    stored_.clear();
+    return OkStatus();
+  }
+  Staged* staged() const { return staged_; }
+
+ private:
+  StoreImpl* const inner_;
+  const GroupLayout* const layout_;
+  const std::span<std::byte> buffer_;
+  Staged* const staged_;
+  std::vector<Key> keys_;
+  std::vector<const std::byte*> blocks_;
+  std::vector<std::uint8_t> stored_;
+};
+
+Status GroupStore::Write(std::span<const Key> keys, std::span<const std::byte* const> rows,
+                         std::span<const std::uint8_t> stored) {
+  TERRACE_CHECK(keys.size() == rows.size() && (stored.empty() || stored.size() == keys.size()));
+  if (keys.empty()) return inner_->Write({}, {}, {});
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<StagedRows> staged, Stage(keys, rows, stored));
+  return Publish(std::move(staged));
+}
+
+Result<std::unique_ptr<StagedRows>> GroupStore::Stage(std::span<const Key> keys,
+                                                      std::span<const std::byte* const> rows,
+                                                      std::span<const std::uint8_t> stored) {
+  TERRACE_CHECK(!keys.empty() && keys.size() == rows.size());
+  TERRACE_CHECK(stored.empty() || stored.size() == keys.size());
+  MutexLock lock(&stage_mu_);
+  TERRACE_RETURN_IF_ERROR(EraseEmptyBlocks());
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<Staged> staged, StageRows(keys, rows));
+  return std::unique_ptr<StagedRows>(std::move(staged));
+}
+
+Status GroupStore::Erase(std::span<const Key> keys) {
+  MutexLock lock(&stage_mu_);
+  TERRACE_RETURN_IF_ERROR(inner_->Write({}, {}, {}));  // Whether it can be written to.
+  TERRACE_RETURN_IF_ERROR(EraseEmptyBlocks());
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<Staged> staged, StageRows(keys, {}));
+  return Publish(std::move(staged));
+}
+
+std::uint64_t GroupStore::NewestStartOf(std::uint64_t hash) const {
+  std::uint64_t start = directory_.StartOf(hash);
+  for (const Staged* staged : pending_) {
+    const auto after = std::upper_bound(staged->added.begin(), staged->added.end(), hash);
+    // The last one at or before the hash, if that is nearer; it is of the same group then.
+    if (after != staged->added.begin()) start = std::max(start, *(after - 1));
+  }
+  return start;
+}
+
+void GroupStore::PlanWrite(std::span<const SortedKey> order, std::size_t* next,
+                           std::vector<BlockKeys>* blocks) {
+  blocks->clear();
+  while (*next < order.size()) {
+    MutexLock state(&mu_);
+    const std::size_t end = std::min(order.size(), *next + kIndexBatch);
+    for (; *next < end; ++*next) {
+      const std::uint64_t start = NewestStartOf(order[*next].hash);
+      if (blocks->empty() || blocks->back().start != start) {
+        if (blocks->size() == part_blocks_) return;
+        blocks->push_back({start, *next, *next, false});
+      }
+      blocks->back().end = *next + 1;
+    }
+  }
+}
+
+std::size_t GroupStore::Merge(const BlockView* block, std::span<const SortedKey> news,
+                              std::span<const std::byte* const> rows,
+                              std::vector<BlockRow>* merged) const {
+  merged->clear();
+  std::size_t expired = 0;
+  std::size_t n = 0;
+  const auto take_next = [&] {
+    if (!rows.empty()) merged->push_back({news[n].hash, rows[news[n].index]});
+    ++n;
+  };
+  for (std::uint32_t i = 0; block != nullptr && i < block->size(); ++i) {
+    const std::uint64_t hash = block->hash(i);
+    while (n < news.size() && news[n].hash < hash) take_next();
+    if (n < news.size() && news[n].hash == hash) {
+      take_next();
+    } else if (options_.expiry != nullptr && options_.expiry->MayGo(block->row(i))) {
+      ++expired;
+    } else {
+      merged->push_back({hash, block->row(i)});
+    }
+  }
+  while (n < news.size()) take_next();
+  return expired;
+}
+
+Result<std::unique_ptr<GroupStore::Staged>> GroupStore::StageRows(
+    std::span<const Key> keys, std::span<const std::byte* const> rows) {
+  auto staged = std::make_unique<Staged>(this);
+  BlockWriter out(inner_.get(), &layout_, new_blocks_.span(), staged.get());
+  const std::vector<SortedKey> order = SortKeys(keys);
+  if (!rows.empty()) {
+    staged->hashes.reserve(order.size());
+    for (const SortedKey& key : order) staged->hashes.push_back(key.hash);
+  }
+  std::uint64_t dropped;
+  {
+    MutexLock state(&mu_);
+    dropped = dropped_;
+  }
+  std::vector<BlockKeys> blocks;
+  for (std::size_t next = 0; next < order.size();) {
+    PlanWrite(order, &next, &blocks);
+    std::vector<std::uint64_t> starts;
+    for (const BlockKeys& block : blocks) starts.push_back(block.start);
+    TERRACE_RETURN_IF_ERROR(WriteBlocks(
+        starts,
+        [&](std::size_t b) {
+          return std::span(order).subspan(blocks[b].begin, blocks[b].end - blocks[b].begin);
+        },
+        rows, &out));
+  }
+  if (SweepDue()) {
+    TERRACE_RETURN_IF_ERROR(Sweep(std::max(part_blocks_, staged->blocks.size()), &out));
+  }
+  TERRACE_RETURN_IF_ERROR(out.Flush());
+  MutexLock state(&mu_);
+  staged->broken = dropped != dropped_;
+  pending_.push_back(staged.get());
+  return staged;
+}
+
+Status GroupStore::WriteBlocks(
+    std::span<const std::uint64_t> starts,
+    const std::function<std::span<const SortedKey>(std::size_t)>& news_of,
+    std::span<const std::byte* const> rows, BlockWriter* out) {
+  Staged* const staged = out->staged();
+  std::vector<std::uint8_t> found(starts.size());
+  TERRACE_RETURN_IF_ERROR(ReadNewest(starts, found));
+  std::vector<BlockRow> merged;
+  for (std::size_t b = 0; b < starts.size(); ++b) {
+    const std::span<const SortedKey> news = news_of(b);
+    std::optional<BlockView> block;
+    if (found[b] != 0) {
+      TERRACE_ASSIGN_OR_RETURN(block, ParseBlock(BlockIn(old_blocks_, b), starts[b]));
+    }
+    const std::size_t expired = Merge(block ? &*block : nullptr, news, rows, &merged);
+    const std::size_t old_rows = block ? block->size() : 0;
+    // Nothing that there is to take out; of one that is empty already the space is to come back.
+    if (rows.empty() && merged.size() == old_rows && (old_rows > 0 || !block)) continue;
+    staged->expired += expired;
+    staged->carried += merged.size() - (rows.empty() ? 0 : news.size());
+    staged->rows_change +=
+        static_cast<std::int64_t>(merged.size()) - static_cast<std::int64_t>(old_rows);
+    TERRACE_RETURN_IF_ERROR(out->Add(starts[b], block.has_value(), merged));
+  }
+  return OkStatus();
+}
+
+bool GroupStore::SweepDue() {
+  if (sweep_again_.exchange(false)) {
+    sweep_next_ = 0;
+    swept_points_ = 0;
+  }
+  return options_.expiry != nullptr &&
+         (sweep_next_ > 0 || options_.expiry->points() > swept_points_);
+}
+
+Status GroupStore::Sweep(std::size_t blocks, BlockWriter* out) {
+  if (sweep_next_ == 0) sweep_points_ = options_.expiry->points();
+  // Those that this write has made anew are swept.
+  const std::vector<std::uint64_t> swept = out->staged()->blocks;
+  std::vector<std::uint64_t> starts;
+  for (std::size_t seen = 0; seen < blocks;) {
+    starts.clear();
+    bool ended = false;
+    {
+      MutexLock state(&mu_);
+      while (starts.size() < part_blocks_ && !ended) {
+        for (const std::uint64_t start : directory_.StartsOf(sweep_next_)) {
+          if (!std::binary_search(swept.begin(), swept.end(), start)) starts.push_back(start);
+        }
+        ended = ++sweep_next_ == directory_.groups();
+      }
+    }
+    for (std::size_t begin = 0; begin < starts.size(); begin += part_blocks_) {
+      const std::size_t n = std::min(part_blocks_, starts.size() - begin);
+      TERRACE_RETURN_IF_ERROR(WriteBlocks(
+          std::span(starts).subspan(begin, n),
+          [](std::size_t /*block*/) { return std::span<const SortedKey>(); }, {}, out));
+    }
+    seen += starts.size();
+    if (!ended) continue;
+    sweep_next_ = 0;
+    swept_points_ = sweep_points_;
+    break;
+  }
+  TERRACE_RETURN_IF_ERROR(out->Flush());
+  std::vector<std::uint64_t>& all = out->staged()->blocks;
+  std::sort(all.begin(), all.end());
+  return OkStatus();
+}
+
+Status GroupStore::ReadNewest(std::span<const std::uint64_t> starts,
+                              std::span<std::uint8_t> found) {
+  TERRACE_RETURN_IF_ERROR(ReadPending(starts, found));
+  std::vector<Key> keys;
+  std::vector<std::byte*> blocks;
+  std::vector<std::size_t> places;
+  for (std::size_t i = 0; i < starts.size(); ++i) {
+    if (found[i] != 0) continue;
+    keys.push_back(UnmixKey(starts[i]));
+    blocks.push_back(BlockIn(old_blocks_, i).data());
+    places.push_back(i);
+  }
+  std::vector<std::uint8_t> there(keys.size());
+  TERRACE_RETURN_IF_ERROR(inner_->Read(keys, blocks, there, nullptr));
+  for (std::size_t i = 0; i < places.size(); ++i) found[places[i]] = there[i];
+  return OkStatus();
+}
+
+Status GroupStore::ReadPending(std::span<const std::uint64_t> starts,
+                               std::span<std::uint8_t> found) {
+  // What is published meanwhile is found in the store afterwards.
+  const auto wants = [&]() TERRACE_REQUIRES(mu_) {
+    for (const Staged* staged : pending_) {
+      for (const std::uint64_t start : starts) {
+        if (std::binary_search(staged->blocks.begin(), staged->blocks.end(), start)) return true;
+      }
+    }
+    return false;
+  };
+  {
+    MutexLock state(&mu_);
+    if (!wants()) return OkStatus();
+  }
+  MutexLock publish(&publish_mu_);
+  std::vector<Staged*> pending;
+  {
+    MutexLock state(&mu_);
+    pending.assign(pending_.rbegin(), pending_.rend());  // The newest first.
+  }
+  std::vector<std::uint64_t> wanted;
+  std::vector<std::byte*> blocks;
+  std::vector<std::size_t> places;
+  for (Staged* staged : pending) {
+    for (std::size_t p = 0; p < staged->parts.size(); ++p) {
+      wanted.clear();
+      blocks.clear();
+      places.clear();
+      const auto [first, last] = staged->parts[p];
+      const auto begin = std::lower_bound(starts.begin(), starts.end(), first);
+      for (auto at = begin; at != starts.end() && *at <= last; ++at) {
+        const auto i = static_cast<std::size_t>(at - starts.begin());
+        if (found[i] != 0) continue;
+        wanted.push_back(*at);
+        blocks.push_back(BlockIn(old_blocks_, i).data());
+        places.push_back(i);
+      }
+      if (wanted.empty()) continue;
+      std::vector<std::uint8_t> there(wanted.size());
+      TERRACE_RETURN_IF_ERROR(
+          inner_->ReadStaged(*staged->rows[p], wanted, blocks, there, pending_buffer_.span()));
+      for (std::size_t i = 0; i < places.size(); ++i) found[places[i]] |= there[i];
+    }
+  }
+  return OkStatus();
+}
+
+Status GroupStore::Publish(std::unique_ptr<StagedRows> rows) {
+  auto* const staged = static_cast<Staged*>(rows.get());
+  MutexLock publish(&publish_mu_);
+  {
+    MutexLock state(&mu_);
+    if (staged->broken) {
+      return AbortedError("what was staged before these rows was dropped: stage them again");
+    }
+    TERRACE_CHECK(!pending_.empty() && pending_.front() == staged);
+    ++begun_.publishes;
+    begun_.divisions += staged->Divides() ? 1 : 0;
+  }
+  // A key too many does no harm, one that is not there yet would.
+  ForBatches(staged->hashes, [&](std::uint64_t hash) TERRACE_REQUIRES(mu_) {
+    const std::uint64_t group = directory_.GroupOf(hash);
+    if (filters_.IsKnown(group)) filters_.Add(group, hash);
+  });
+  const Status status = inner_->PublishTogether(staged->rows, staged->rows_change);
+  if (status.ok()) {
+    ForBatches(staged->added,
+               [&](std::uint64_t start) TERRACE_REQUIRES(mu_) { directory_.Add(start); });
+  }
+  MutexLock state(&mu_);
+  if (status.ok()) {
+    staged->published = true;
+    pending_.pop_front();
+    if (!empty_blocks_.empty()) {
+      for (const std::uint64_t start : staged->blocks) empty_blocks_.erase(start);
+    }
+    empty_blocks_.insert(staged->empty.begin(), staged->empty.end());
+    rows_written_.fetch_add(staged->hashes.size(), std::memory_order_relaxed);
+    rows_carried_.fetch_add(staged->carried, std::memory_order_relaxed);
+    rows_expired_.fetch_add(staged->expired, std::memory_order_relaxed);
+    WarnWhenFull();
+  }
+  ended_ = begun_;
+  return status;
+}
+
+void GroupStore::ForBatches(std::span<const std::uint64_t> hashes,
+                            const std::function<void(std::uint64_t)>& visit) {
+  for (std::size_t begin = 0; begin < hashes.size(); begin += kIndexBatch) {
+    MutexLock state(&mu_);
+    const std::size_t end = std::min(hashes.size(), begin + kIndexBatch);
+    for (std::size_t i = begin; i < end; ++i) visit(hashes[i]);
+  }
+}
+
+void GroupStore::WarnWhenFull() {
+  const std::uint64_t rows = inner_->rows_in_blocks();
+  if (warned_ || rows <= directory_.groups() * layout_.most_rows) return;
+  warned_ = true;
+  LogText(
+      LogLevel::kWarning,
+      fmt::format("table '{}' has {} rows in {}, more than its {} groups were made for: further "
+                  "blocks take memory as needed, and their filters say less. Make the next run "
+                  "with a larger table.expected_keys",
+                  options_.table, FormatCount(rows), options_.directory,
+                  FormatCount(directory_.groups())));
+}
+
+void GroupStore::Forget(Staged* staged) {
+  if (staged->published) return;
+  sweep_again_.store(true);  // It may have been of a sweep.
+  MutexLock publish(&publish_mu_);
+  MutexLock state(&mu_);
+  const auto at = std::find(pending_.begin(), pending_.end(), staged);
+  if (at == pending_.end()) return;
+  for (auto behind = at + 1; behind != pending_.end(); ++behind) (*behind)->broken = true;
+  pending_.erase(at);
+  ++dropped_;
+}
+
+Status GroupStore::EraseEmptyBlocks() {
+  std::vector<Key> keys;
+  {
+    MutexLock state(&mu_);
+    if (!pending_.empty() || empty_blocks_.empty()) return OkStatus();
+    for (const std::uint64_t start : empty_blocks_) keys.push_back(UnmixKey(start));
+  }
+  TERRACE_RETURN_IF_ERROR(inner_->Erase(keys));
+  MutexLock state(&mu_);
+  empty_blocks_.clear();
+  return OkStatus();
+}
+
+Status GroupStore::CompactNow() {
+  {
+    MutexLock lock(&stage_mu_);
+    TERRACE_RETURN_IF_ERROR(inner_->Write({}, {}, {}));  // Whether it can be written to.
+    const auto staged = [&] {
+      MutexLock state(&mu_);
+      return !pending_.empty();
+    };
+    while (SweepDue() && !staged()) {
+      TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<Staged> swept, StageRows({}, {}));
+      TERRACE_RETURN_IF_ERROR(Publish(std::move(swept)));
+    }
+    TERRACE_RETURN_IF_ERROR(EraseEmptyBlocks());
+  }
+  return inner_->CompactNow();
+}
+
+}  // namespace terrace

@@ -1,0 +1,32 @@
+#include "terrace/train/index_plan.h"
+
+#include "terrace/store/group_block.h"
+
+namespace terrace {
+
+IndexKind IndexOf(const Job& job, const ModelPlan& plan, const TablePlan& table) {
+  if (table.index == IndexChoice::kGroup) return IndexKind::kGroup;
+  if (table.index == IndexChoice::kKey || !Store::HasGroupIndex(table.schema.row_bytes())) {
+    return IndexKind::kKey;
+  }
+  const std::uint64_t most = job.memory.budget_bytes / kIndexBudgetShare / plan.tables.size();
+  return table.expected_keys * kKeyIndexBytes > most ? IndexKind::kGroup : IndexKind::kKey;
+}
+
+std::uint64_t IndexBytes(IndexKind kind, std::uint32_t row_bytes, std::uint64_t keys) {
+  if (kind == IndexKind::kKey) return keys * kKeyIndexBytes;
+  // One group in ten takes a second block.
+  const std::uint64_t blocks = GroupLayout::Of(row_bytes).GroupsFor(keys) / 10 * 11 + 1;
+  return Store::GroupIndexBytes(row_bytes, keys) + blocks * kKeyIndexBytes;
+}
+
+std::uint64_t FirstIndexBytes(const Job& job, const ModelPlan& plan) {
+  std::uint64_t bytes = 0;
+  for (const TablePlan& table : plan.tables) {
+    if (IndexOf(job, plan, table) == IndexKind::kKey) continue;
+    bytes += Store::GroupIndexBytes(table.schema.row_bytes(), table.expected_keys);
+  }
+  return bytes;
+}
+
+}  // namespace terrace

@@ -1,0 +1,26 @@
+// Which index the stores of a table get, and what it takes of memory. Threads: pure functions.
+#pragma once
+
+#include <cstdint>
+
+#include "terrace/store/store.h"
+#include "terrace/train/job.h"
+
+namespace terrace {
+
+// What an index by key takes of memory (docs/decisions/key-index.md).
+inline constexpr std::uint64_t kKeyIndexBytes = 8;
+// All indexes by key may take so much of the budget: the rest is better spent on rows.
+inline constexpr std::uint64_t kIndexBudgetShare = 4;
+
+// The index of a new table; auto: by group where the expected keys would take an index by key beyond
+// the table's part of the share of the budget.
+IndexKind IndexOf(const Job& job, const ModelPlan& plan, const TablePlan& table);
+
+// Of a table with so many keys.
+std::uint64_t IndexBytes(IndexKind kind, std::uint32_t row_bytes, std::uint64_t keys);
+
+// What the indexes of a new run take before it has a row.
+std::uint64_t FirstIndexBytes(const Job& job, const ModelPlan& plan);
+
+}  // namespace terrace

@@ -1,0 +1,83 @@
+"""Either index of a store leads to the same rows: the digest and the metrics are the same by key and by
+group, killed and resumed or not, and a run keeps the index that it was made with."""
+import random
+import signal
+
+import pytest
+
+import harness
+import jobs
+
+KEYS = 260_000  # Of the log; see EVICTING_LOG.
+LINE = {"key": "index: table default, by key", "group": "index: table default, by group, about"}
+
+
+@pytest.fixture(scope="module")
+def job(logs):
+    return jobs.evicting([logs.criteo(jobs.EVICTING_ROWS, **jobs.EVICTING_LOG)])
+
+
+@pytest.fixture(scope="module")
+def reference(terrace, job, tmp_path_factory):
+    run = harness.Run(terrace, tmp_path_factory.mktemp("reference"), job,
+                      **{"memory.budget": jobs.LARGE_BUDGET, "pipeline.depth": 0})
+    run.train().expect(0)
+    assert run.summary()["cache"]["evictions"] == 0
+    return run.result()
+
+
+def by_group(expected=KEYS, **settings):
+    return {"table.index": "group", "table.expected_keys": expected, **settings}
+
+
+@pytest.mark.parametrize("expected", [KEYS // 20, KEYS, 4 * KEYS])
+def test_groups_change_nothing(terrace, workspace, job, reference, expected):
+    """Also where the table outgrows what was expected, and where most groups are empty."""
+    run = harness.Run(terrace, workspace, job, **by_group(expected, **{"ssd.shards": 2}))
+    outcome = run.train().expect(0)
+    assert LINE["group"] in outcome.output
+    assert ("more than its" in outcome.output) == (expected < KEYS)
+    summary = run.summary()
+    assert summary["cache"]["evictions"] > 0 and summary["ssd"]["read_bytes"] > 0
+    assert summary["memory"]["peak_bytes"] <= summary["memory"]["budget_bytes"]
+    harness.assert_same(reference, run.result(), f"by group, {expected} expected keys")
+    run.verify()
+
+
+def test_killed_by_group(terrace, workspace, job, reference, sample_seed):
+    rng = random.Random(sample_seed)
+    print(f"--sample-seed {sample_seed}")
+    run = harness.Run(terrace, workspace, job, **by_group(**{"checkpoint.every_batches": 1}))
+    process = run.start()
+    killed = 0
+    for _ in range(4):
+        run.wait_for_metrics(process, rng.randrange(4, 12))
+        process.signal(signal.SIGKILL)
+        killed += process.wait().code == -signal.SIGKILL
+        if process.outcome.code == 0:
+            break
+        # What the job says of the index a run knows itself.
+        process = run.start("--resume", "--set", f"table.index={rng.choice(['auto', 'group'])}")
+    process.wait().expect(0)
+    assert killed > 0
+    harness.assert_same(reference, run.result(), "by group, killed")
+    run.verify()
+
+
+@pytest.mark.parametrize("budget,index", [(jobs.SMALL_BUDGET, "group"), (jobs.LARGE_BUDGET, "key")])
+def test_auto_goes_by_the_budget(terrace, workspace, logs, budget, index):
+    job = jobs.tiny([logs.criteo(2000)])
+    job["table"]["expected_keys"] = 5_000_000
+    run = harness.Run(terrace, workspace, job, **{"memory.budget": budget})
+    outcome = run.train().expect(0)
+    assert LINE[index] in outcome.output
+
+
+def test_an_index_is_for_life(terrace, workspace, logs):
+    job = jobs.tiny([logs.criteo(2000)])
+    run = harness.Run(terrace, workspace, job, **by_group(50_000, **{"checkpoint.every_batches": 1}))
+    run.train("--test-kill-at", "checkpoint.before_publish:3").expect(-signal.SIGKILL)
+    refused = run.train("--resume", "--set", "table.index=key").expect(2)
+    assert "has an index by group, which is fixed for the life of a run" in refused.output
+    run.train("--resume", "--set", "table.index=auto", "--set", "table.expected_keys=9").expect(0)
+    assert run.summary()["finished"]
