@@ -34,7 +34,8 @@ StoreOptions InnerOptions(const StoreOptions& options) {
 std::uint64_t Store::GroupIndexBytes(std::uint32_t row_bytes, std::uint64_t expected_rows) {
   const GroupLayout layout = GroupLayout::Of(row_bytes);
   const std::uint64_t groups = layout.GroupsFor(expected_rows);
-  return GroupFilters::BytesFor(groups, layout.FilterRows(groups));
+  constexpr std::uint64_t kSegmentShare = 1;  // Bytes a group, of its directory.
+  return GroupFilters::BytesFor(groups, layout.FilterRows(groups)) + groups * kSegmentShare;
 }
 
 bool Store::HasGroupIndex(std::uint32_t row_bytes) {
@@ -64,15 +65,19 @@ Result<std::unique_ptr<Store>> GroupStore::Create(FileSystem* fs, Clock* clock, 
 }
 
 Result<std::unique_ptr<Store>> GroupStore::Open(FileSystem* fs, Clock* clock, DiskQuota* quota,
-                                                const StoreOptions& options, std::uint64_t groups,
+                                                const StoreOptions& options, const Manifest& named,
                                                 const ManifestReference& manifest,
                                                 std::span<const ManifestReference> kept) {
   if (!HasGroupIndex(options.row_bytes)) {
     return InvalidArgumentError(
         fmt::format("rows of {} bytes have no index by group", options.row_bytes));
   }
+  if (options.row_bytes != named.block_row_bytes) {
+    return InvalidArgumentError(fmt::format("holds blocks of rows of {} bytes, not of {}",
+                                            named.block_row_bytes, options.row_bytes));
+  }
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<GroupStore> store,
-                           Make(fs, clock, quota, options, groups));
+                           Make(fs, clock, quota, options, named.groups));
   GroupStore* const self = store.get();
   TERRACE_RETURN_IF_ERROR(self->inner_->Recover(manifest, kept, [self](std::uint64_t start) {
     MutexLock lock(&self->mu_);
@@ -100,7 +105,8 @@ GroupStore::GroupStore(FileSystem* fs, Clock* clock, DiskQuota* quota, const Sto
                        std::uint64_t groups, GroupFilters filters)
     : options_(options),
       layout_(GroupLayout::Of(options.row_bytes)),
-      inner_(std::make_unique<StoreImpl>(fs, clock, quota, InnerOptions(options), groups)),
+      inner_(std::make_unique<StoreImpl>(fs, clock, quota, InnerOptions(options), groups,
+                                         options.row_bytes)),
       directory_(groups),
       filters_(std::move(filters)) {}
 
