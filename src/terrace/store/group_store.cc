@@ -16,6 +16,7 @@ namespace {
 // Keys looked up under one hold of the lock.
 constexpr std::size_t kLookUpBatch = 2048;
 constexpr std::uint64_t kLeastPartBlocks = 4;
+constexpr std::uint64_t kLeastFileBytes = 1 << 20;
 
 // The inner store's three buffers, those of blocks that are read, read again and made, and a
 // smaller one, in the room of three.
@@ -25,6 +26,9 @@ StoreOptions InnerOptions(const StoreOptions& options) {
   StoreOptions inner = options;
   inner.row_bytes = GroupLayout::Of(options.row_bytes).block_bytes;
   inner.io_buffer_bytes = BufferBytes(options);
+  // A part of a write is a file: one that the store takes for a small one is written again soon.
+  inner.file_bytes =
+      std::min(options.file_bytes, std::max(kLeastFileBytes, 3 * inner.io_buffer_bytes));
   inner.expiry = nullptr;  // It knows of blocks only.
   return inner;
 }
