@@ -566,10 +566,8 @@ def test_a_lost_block_goes_back(group_run, log, expected):
     run = group_run
     numbers = [int(name.split("-")[1]) for name in run.checkpoints()]
     newest = run_files.newest_versions(run_files.row_files(run))
-    in_shard = [(file, row) for _, file, row in newest.values() if file.path.parent == run_files.store_folder(run)]
-    number_of = {file.path: int(file.path.name.split("-")[1]) for file, _ in in_shard}
     late = files_of(run, numbers[-1]) - files_of(run, numbers[-2])
-    file, row = next(place for place in in_shard if number_of[place[0].path] in late)
+    file, row = next((file, row) for _, file, row in newest.values() if int(file.path.name.split("-")[1]) in late)
     run_files.overwrite(file.path, file.record_offset(row) + 100)
     assert_names(findings(run), file.path, file.record_offset(row))
     planned = plan(run)
@@ -580,12 +578,10 @@ def test_a_lost_block_goes_back(group_run, log, expected):
 
 def test_a_lost_block_of_every_checkpoint_is_refused(group_run):
     run = group_run
-    numbers = [int(name.split("-")[1]) for name in run.checkpoints()]
-    newest = run_files.newest_versions(run_files.row_files(run))
-    always = set.intersection(*(files_of(run, number) for number in numbers))
-    file, row = next((file, row) for _, file, row in newest.values()
-                     if file.path.parent == run_files.store_folder(run) and int(file.path.name.split("-")[1]) in always)
-    run_files.overwrite(file.path, file.record_offset(row) + 100)
+    for name in run.checkpoints():
+        newest = run_files.newest_versions(run_files.row_files(run, number=int(name.split("-")[1])))
+        _, file, row = next(iter(newest.values()))
+        run_files.overwrite(file.path, file.record_offset(row) + 100)
     before = run_files.contents(run.path)
     result = inspect(run, "--repair", "--yes")
     assert result.returncode == 1, result.stdout

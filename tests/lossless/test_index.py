@@ -81,3 +81,18 @@ def test_an_index_is_for_life(terrace, workspace, logs):
     assert "has an index by group, which is fixed for the life of a run" in refused.output
     run.train("--resume", "--set", "table.index=auto", "--set", "table.expected_keys=9").expect(0)
     assert run.summary()["finished"]
+
+
+def test_rows_expire_by_group(terrace, workspace, job):
+    """What rows expire is a matter of job and data; that they leave their blocks is told by the counts."""
+    job = harness.merge(job, {"table.expire_every_examples": 1500, "table.expire_after": 4000, "table.admit_after": 2,
+                              "table.admit_filter": "1MiB"})
+    reference = harness.Run(terrace, workspace, job, name="reference",
+                            **{"memory.budget": jobs.LARGE_BUDGET, "pipeline.depth": 0})
+    reference.train().expect(0)
+    run = harness.Run(terrace, workspace, job, **by_group(60_000))
+    run.train().expect(0)
+    assert run.summary()["ssd"]["read_bytes"] > 0
+    assert run.summary()["expiry"]["dropped"] > 100, run.summary()["expiry"]
+    harness.assert_same(reference.result(), run.result(), "rows that expire, by group")
+    run.verify()

@@ -12,7 +12,9 @@
 namespace terrace {
 namespace {
 
-constexpr std::uint32_t kLeastRows = 8;
+// Of one block that has more than a sector: fewer would make the index no smaller than one by key,
+// more would make reads longer.
+constexpr std::uint32_t kLeastRows = 4;
 constexpr std::uint32_t kMostSectors = 64;
 // Of a block, on average. Where 30 rows fit a group has 24: one group in nine then takes a second
 // block, which costs less space than emptier groups would.

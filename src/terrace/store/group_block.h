@@ -15,7 +15,7 @@ namespace terrace {
 
 // Where keys and rows lie in the blocks of a table.
 struct GroupLayout {
-  static constexpr std::uint32_t kMostRowBytes = 32756;
+  static constexpr std::uint32_t kMostRowBytes = 65520;
 
   std::uint32_t row_bytes = 0;
   std::uint32_t block_bytes = 0;

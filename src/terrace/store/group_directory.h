@@ -1,10 +1,12 @@
-// GroupDirectory: which block a key lies in (docs/formats/group_block.md). Groups that are one
-// block take no memory here. Threads: guarded by the owner.
+// GroupDirectory: which block a key lies in (docs/formats/group_block.md). First blocks of groups
+// follow from the number of groups; the starts of the others are kept in order, in segments by the
+// top bits of the hash. Threads: guarded by the owner.
 #pragma once
 
 #include <algorithm>
+#include <bit>
+#include <cstddef>
 #include <cstdint>
-#include <unordered_map>
 #include <vector>
 
 #include "terrace/base/rng.h"
@@ -14,7 +16,11 @@ namespace terrace {
 class GroupDirectory {
  public:
   // REQUIRES: 0 < groups <= kMostGroups.
-  explicit GroupDirectory(std::uint64_t groups) : groups_(groups) {}
+  explicit GroupDirectory(std::uint64_t groups)
+      : groups_(groups),
+        shift_(64 - std::clamp(static_cast<int>(std::bit_width(groups / kSegmentGroups)),
+                               kLeastSegmentBits, kMostSegmentBits)),
+        segments_(std::size_t{1} << (64 - shift_)) {}
   // Starts further apart than the bits that an index can tell apart.
   static constexpr std::uint64_t kMostGroups = std::uint64_t{1} << 36;
 
@@ -29,27 +35,33 @@ class GroupDirectory {
   }
   // Where the block starts that a hash lies in.
   std::uint64_t StartOf(std::uint64_t hash) const {
-    const std::uint64_t group = GroupOf(hash);
-    if (const std::vector<std::uint64_t>* starts = Divided(group)) {
-      const auto after = std::upper_bound(starts->begin(), starts->end(), hash);
-      if (after != starts->begin()) return *(after - 1);
+    const std::uint64_t first = FirstStart(GroupOf(hash));
+    for (std::size_t s = SegmentOf(hash);; --s) {
+      const std::vector<std::uint64_t>& starts = segments_[s];
+      const auto after = std::upper_bound(starts.begin(), starts.end(), hash);
+      // It may be of a group before.
+      if (after != starts.begin()) return std::max(first, *(after - 1));
+      if (s == SegmentOf(first)) return first;
     }
-    return FirstStart(group);
   }
-  bool IsDivided(std::uint64_t group) const { return Divided(group) != nullptr; }
+  bool IsDivided(std::uint64_t group) const {
+    return StartOf(LastHash(group)) != FirstStart(group);
+  }
   // Starts of the group's blocks, in order.
   std::vector<std::uint64_t> StartsOf(std::uint64_t group) const {
-    std::vector<std::uint64_t> starts = {FirstStart(group)};
-    if (const std::vector<std::uint64_t>* further = Divided(group)) {
-      starts.insert(starts.end(), further->begin(), further->end());
+    const std::uint64_t first = FirstStart(group), last = LastHash(group);
+    std::vector<std::uint64_t> found = {first};
+    for (std::size_t s = SegmentOf(first); s <= SegmentOf(last); ++s) {
+      const std::vector<std::uint64_t>& starts = segments_[s];
+      found.insert(found.end(), std::upper_bound(starts.begin(), starts.end(), first),
+                   std::upper_bound(starts.begin(), starts.end(), last));
     }
-    return starts;
+    return found;
   }
   // A block starts here. One that starts its group, or is known already, changes nothing.
   void Add(std::uint64_t start) {
-    const std::uint64_t group = GroupOf(start);
-    if (start == FirstStart(group)) return;
-    std::vector<std::uint64_t>& starts = divided_[group];
+    if (start == FirstStart(GroupOf(start))) return;
+    std::vector<std::uint64_t>& starts = segments_[SegmentOf(start)];
     const auto at = std::lower_bound(starts.begin(), starts.end(), start);
     if (at != starts.end() && *at == start) return;
     starts.insert(at, start);
@@ -57,20 +69,27 @@ class GroupDirectory {
   }
   std::uint64_t added() const { return added_; }  // Blocks that start no group.
   std::uint64_t bytes() const {
-    constexpr std::uint64_t kNodeBytes = 72;  // Of the map: node, bucket, what malloc adds to both.
-    return divided_.size() * kNodeBytes + added_ * 2 * sizeof(std::uint64_t);
+    // Of a vector and of what malloc adds; of a start, with the room that vectors leave.
+    constexpr std::uint64_t kSegmentBytes = sizeof(std::vector<std::uint64_t>) + 16,
+                            kStartBytes = 12;
+    return segments_.size() * kSegmentBytes + added_ * kStartBytes;
   }
 
  private:
-  // The starts of further blocks; null: there are none.
-  const std::vector<std::uint64_t>* Divided(std::uint64_t group) const {
-    if (divided_.empty()) return nullptr;
-    const auto found = divided_.find(group);
-    return found == divided_.end() ? nullptr : &found->second;
+  // Few enough for their further blocks to be found within some cache lines.
+  static constexpr std::uint64_t kSegmentGroups = 64;
+  static constexpr int kLeastSegmentBits = 8, kMostSegmentBits = 20;
+
+  std::uint64_t LastHash(std::uint64_t group) const {
+    return group + 1 == groups_ ? ~std::uint64_t{0} : FirstStart(group + 1) - 1;
+  }
+  std::size_t SegmentOf(std::uint64_t hash) const {
+    return static_cast<std::size_t>(hash >> shift_);
   }
 
   const std::uint64_t groups_;
-  std::unordered_map<std::uint64_t, std::vector<std::uint64_t>> divided_;
+  const int shift_;
+  std::vector<std::vector<std::uint64_t>> segments_;  // In order, and so are they.
   std::uint64_t added_ = 0;
 };
 

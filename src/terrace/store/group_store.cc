@@ -16,6 +16,7 @@ namespace {
 // Keys looked up under one hold of the lock.
 constexpr std::size_t kLookUpBatch = 2048;
 constexpr std::uint64_t kLeastPartBlocks = 4;
+constexpr std::uint64_t kLeastFileBytes = 1 << 20;
 
 // The inner store's three buffers, those of blocks that are read, read again and made, and a
 // smaller one, in the room of three.
@@ -25,6 +26,9 @@ StoreOptions InnerOptions(const StoreOptions& options) {
   StoreOptions inner = options;
   inner.row_bytes = GroupLayout::Of(options.row_bytes).block_bytes;
   inner.io_buffer_bytes = BufferBytes(options);
+  // A part of a write is a file: one that the store takes for a small one is written again soon.
+  inner.file_bytes =
+      std::min(options.file_bytes, std::max(kLeastFileBytes, 3 * inner.io_buffer_bytes));
   inner.expiry = nullptr;  // It knows of blocks only.
   return inner;
 }
@@ -34,7 +38,8 @@ StoreOptions InnerOptions(const StoreOptions& options) {
 std::uint64_t Store::GroupIndexBytes(std::uint32_t row_bytes, std::uint64_t expected_rows) {
   const GroupLayout layout = GroupLayout::Of(row_bytes);
   const std::uint64_t groups = layout.GroupsFor(expected_rows);
-  return GroupFilters::BytesFor(groups, layout.FilterRows(groups));
+  constexpr std::uint64_t kSegmentShare = 1;  // Bytes a group, of its directory.
+  return GroupFilters::BytesFor(groups, layout.FilterRows(groups)) + groups * kSegmentShare;
 }
 
 bool Store::HasGroupIndex(std::uint32_t row_bytes) {
@@ -64,15 +69,19 @@ Result<std::unique_ptr<Store>> GroupStore::Create(FileSystem* fs, Clock* clock, 
 }
 
 Result<std::unique_ptr<Store>> GroupStore::Open(FileSystem* fs, Clock* clock, DiskQuota* quota,
-                                                const StoreOptions& options, std::uint64_t groups,
+                                                const StoreOptions& options, const Manifest& named,
                                                 const ManifestReference& manifest,
                                                 std::span<const ManifestReference> kept) {
   if (!HasGroupIndex(options.row_bytes)) {
     return InvalidArgumentError(
         fmt::format("rows of {} bytes have no index by group", options.row_bytes));
   }
+  if (options.row_bytes != named.block_row_bytes) {
+    return InvalidArgumentError(fmt::format("holds blocks of rows of {} bytes, not of {}",
+                                            named.block_row_bytes, options.row_bytes));
+  }
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<GroupStore> store,
-                           Make(fs, clock, quota, options, groups));
+                           Make(fs, clock, quota, options, named.groups));
   GroupStore* const self = store.get();
   TERRACE_RETURN_IF_ERROR(self->inner_->Recover(manifest, kept, [self](std::uint64_t start) {
     MutexLock lock(&self->mu_);
@@ -100,7 +109,8 @@ GroupStore::GroupStore(FileSystem* fs, Clock* clock, DiskQuota* quota, const Sto
                        std::uint64_t groups, GroupFilters filters)
     : options_(options),
       layout_(GroupLayout::Of(options.row_bytes)),
-      inner_(std::make_unique<StoreImpl>(fs, clock, quota, InnerOptions(options), groups)),
+      inner_(std::make_unique<StoreImpl>(fs, clock, quota, InnerOptions(options), groups,
+                                         options.row_bytes)),
       directory_(groups),
       filters_(std::move(filters)) {}
 

@@ -34,7 +34,7 @@ class GroupStore final : public Store {
   static Result<std::unique_ptr<Store>> Create(FileSystem* fs, Clock* clock, DiskQuota* quota,
                                                const StoreOptions& options);
   static Result<std::unique_ptr<Store>> Open(FileSystem* fs, Clock* clock, DiskQuota* quota,
-                                             const StoreOptions& options, std::uint64_t groups,
+                                             const StoreOptions& options, const Manifest& named,
                                              const ManifestReference& manifest,
                                              std::span<const ManifestReference> kept);
 

@@ -361,7 +361,7 @@ TEST(GroupStore, IsOpenedAsWhatItWasMade) {
   options.row_bytes = 600;
   EXPECT_EQ(Store::Open(&memory, Clock::Real(), nullptr, options, reference, {}).status().code(),
             StatusCode::kInvalidArgument);
-  options.row_bytes = 40'000;
+  options.row_bytes = 70'000;
   EXPECT_EQ(Store::Open(&memory, Clock::Real(), nullptr, options, reference, {}).status().code(),
             StatusCode::kInvalidArgument);
   options.read_only = false;

@@ -55,7 +55,7 @@ class Decoder {
 };
 
 constexpr std::size_t kFileEntryBytes = 32;
-constexpr std::size_t kGroupsBytes = 16;  // Behind the files, from version 2 on.
+constexpr std::size_t kGroupsBytes = 20;  // Behind the files, from version 2 on.
 
 }  // namespace
 
@@ -79,6 +79,7 @@ std::string EncodeManifest(const Manifest& manifest) {
   if (manifest.groups > 0) {
     out.Number(manifest.groups);
     out.Number(manifest.rows_in_blocks);
+    out.Number(manifest.block_row_bytes);
   }
   return out.Take();
 }
@@ -110,7 +111,8 @@ Result<Manifest> DecodeManifest(std::string_view payload, const std::string& pat
   }
   if (in.left() == 0) return manifest;
   if (!in.Number(&manifest.groups) || !in.Number(&manifest.rows_in_blocks) ||
-      manifest.groups == 0 || manifest.groups > GroupDirectory::kMostGroups) {
+      !in.Number(&manifest.block_row_bytes) || manifest.groups == 0 ||
+      manifest.groups > GroupDirectory::kMostGroups) {
     return CorruptionError(fmt::format("{}: the manifest has no number of groups", path));
   }
   return manifest;

@@ -31,10 +31,11 @@ struct Manifest {
   std::uint64_t sequence = 0;      // Greatest that was given out.
   std::uint64_t next_file_id = 1;  // Greater than any that was given out.
   std::vector<File> files;         // By id, ascending.
-  // Of a store with an index by group, whose row_bytes is that of a block: how many groups, and the
-  // rows in the blocks. 0 groups: an index by key.
+  // Of a store with an index by group, whose row_bytes is that of a block: how many groups, the
+  // rows in all blocks, and the length of one. 0 groups: an index by key.
   std::uint64_t groups = 0;
   std::uint64_t rows_in_blocks = 0;
+  std::uint32_t block_row_bytes = 0;
 
   std::uint32_t version() const { return groups > 0 ? 2 : 1; }
 };

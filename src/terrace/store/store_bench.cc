@@ -8,13 +8,17 @@
 //   store_bench [--tiny] [--folder F] [--keys N] [--row-bytes B] [--gap BYTES] [--repeats R]
 //               [--seed S] [--update-seconds T] [--read-threads N] [--whole-file 0|1] [--depth N]
 //               [--batch N]...    (besides 20,000, 200,000 and 1,000,000)
+//               [--group 0|1]     (the index by group: what it is measured by is an index by key's)
+//               [--zipf 0|1]      (ranks of a power law with exponent 1, not uniform ones)
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "terrace/base/clock.h"
@@ -36,6 +40,8 @@ struct Settings {
   std::uint64_t gap_bytes = ~std::uint64_t{0};  // As measured at the start, on a scratch file.
   std::uint64_t read_threads = 1;
   std::uint64_t whole_file = 0;
+  std::uint64_t group = 0;
+  std::uint64_t zipf = 0;
   std::uint64_t depth = static_cast<std::uint64_t>(ReadQueueOptions().depth);
   std::uint64_t repeats = 5;
   std::uint64_t seed = 1;
@@ -155,7 +161,14 @@ void Bench::DrawKeys(std::uint64_t n) {
   keys_.resize(n);
   const std::uint64_t start = rng_.Below(settings_.keys);
   // Every place of n equal ranges once, shuffled: distinct and uniform enough for any plan.
-  for (std::uint64_t i = 0; i < n; ++i) {
+  std::unordered_set<std::uint64_t> ranks;
+  while (settings_.zipf != 0 && ranks.size() < n) {
+    // Log-uniform: rank r comes as often as 1 / r says.
+    const double rank = std::pow(static_cast<double>(settings_.keys), rng_.Unit());
+    if (!ranks.insert(static_cast<std::uint64_t>(rank) - 1).second) continue;
+    keys_[ranks.size() - 1] = KeyAt(static_cast<std::uint64_t>(rank) - 1);
+  }
+  for (std::uint64_t i = 0; settings_.zipf == 0 && i < n; ++i) {
     const std::uint64_t begin = i * settings_.keys / n, end = (i + 1) * settings_.keys / n;
     keys_[i] = KeyAt((start + begin + rng_.Below(end - begin)) % settings_.keys);
   }
@@ -346,6 +359,8 @@ Status Bench::Run() {
   options_.row_bytes = static_cast<std::uint32_t>(settings_.row_bytes);
   options_.read_threads = static_cast<int>(settings_.read_threads);
   options_.read_queue.depth = static_cast<int>(settings_.depth);
+  if (settings_.group != 0) options_.index = IndexKind::kGroup;
+  options_.expected_rows = settings_.keys;
   options_.read_mode = settings_.whole_file != 0 ? ReadMode::kWholeFile : ReadMode::kPlanned;
   TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, options_.directory));
   ReadCostOptions calibration;
@@ -405,6 +420,8 @@ bool ParseArguments(const std::vector<std::string>& arguments, Settings* setting
                             : arguments[i - 1] == "--update-seconds" ? &settings->update_seconds
                             : arguments[i - 1] == "--read-threads"   ? &settings->read_threads
                             : arguments[i - 1] == "--whole-file"     ? &settings->whole_file
+                            : arguments[i - 1] == "--group"          ? &settings->group
+                            : arguments[i - 1] == "--zipf"           ? &settings->zipf
                             : arguments[i - 1] == "--depth"          ? &settings->depth
                                                                      : nullptr;
     if (number == nullptr) return false;
@@ -424,7 +441,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr,
                  "usage: store_bench [--tiny] [--folder F] [--keys N] [--row-bytes B] [--gap BYTES]"
                  " [--repeats R] [--seed S] [--update-seconds T] [--read-threads N]"
-                 " [--whole-file 0|1] [--depth N] [--batch N]...\n");
+                 " [--whole-file 0|1] [--depth N] [--group 0|1] [--zipf 0|1] [--batch N]...\n");
     return 2;
   }
   const terrace::Status status = terrace::Bench(terrace::FileSystem::Posix(), settings).Run();

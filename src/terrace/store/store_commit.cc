@@ -29,6 +29,7 @@ Result<ManifestReference> StoreImpl::Commit(std::uint64_t id) {
     manifest.next_file_id = next_file_id_;
     manifest.groups = groups_;
     manifest.rows_in_blocks = rows_in_blocks_;
+    manifest.block_row_bytes = block_row_bytes_;
     files = LiveFiles();
     for (const FilePtr& file : files) {
       manifest.files.push_back(

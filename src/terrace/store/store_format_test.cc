@@ -259,6 +259,7 @@ TEST(StoreFormat, ManifestRoundTrip) {
   const std::string by_key = EncodeManifest(manifest);
   manifest.groups = 100;
   manifest.rows_in_blocks = 77;
+  manifest.block_row_bytes = 20;
   EXPECT_EQ(manifest.version(), 2u);
   for (const std::string& payload : {by_key, EncodeManifest(manifest)}) {
     auto decoded = DecodeManifest(payload, "m");

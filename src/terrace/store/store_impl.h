@@ -54,9 +54,10 @@ using FilePtr = std::shared_ptr<StoredFile>;
 
 class StoreImpl final : public Store {
  public:
-  // groups: 0, or how many the rows, which are then blocks of them, belong to (GroupStore).
+  // groups: 0, or how many the rows, which are then blocks of rows of so many bytes, belong to
+  // (GroupStore).
   StoreImpl(FileSystem* fs, Clock* clock, DiskQuota* quota, const StoreOptions& options,
-            std::uint64_t groups = 0);
+            std::uint64_t groups = 0, std::uint32_t block_row_bytes = 0);
   ~StoreImpl() override;
 
   // What Create and Open share: limits, folder, buffers, read queue.
@@ -264,6 +265,7 @@ class StoreImpl final : public Store {
   const StoreOptions options_;
   const RecordLayout layout_;
   const std::uint64_t groups_;
+  const std::uint32_t block_row_bytes_;
   std::uint64_t rows_per_file_ = 0;
   std::uint64_t compact_input_bytes_ = 0;  // Of the compaction's buffer; the rest is for writing.
 

@@ -74,7 +74,7 @@ Result<std::unique_ptr<Store>> Store::Open(FileSystem* fs, Clock* clock, DiskQuo
     TERRACE_ASSIGN_OR_RETURN(const Manifest named,
                              ReadManifest(fs, options.directory, manifest.id, manifest.digest));
     if (named.groups > 0) {
-      return GroupStore::Open(fs, clock, quota, options, named.groups, manifest, kept);
+      return GroupStore::Open(fs, clock, quota, options, named, manifest, kept);
     }
     auto store = std::make_unique<StoreImpl>(fs, clock, quota, options);
     TERRACE_RETURN_IF_ERROR(store->Prepare());
@@ -89,13 +89,14 @@ Result<std::unique_ptr<Store>> Store::Open(FileSystem* fs, Clock* clock, DiskQuo
 }
 
 StoreImpl::StoreImpl(FileSystem* fs, Clock* clock, DiskQuota* quota, const StoreOptions& options,
-                     std::uint64_t groups)
+                     std::uint64_t groups, std::uint32_t block_row_bytes)
     : fs_(fs),
       clock_(clock),
       quota_(options.read_only ? nullptr : quota),
       options_(options),
       layout_(RecordLayout::Of(options.table, options.shard, options.row_bytes)),
-      groups_(groups) {
+      groups_(groups),
+      block_row_bytes_(block_row_bytes) {
   const std::uint64_t wanted =
       options.file_bytes / (std::uint64_t{layout_.record_bytes} + kKeyEntryBytes);
   rows_per_file_ = std::clamp<std::uint64_t>(wanted, 1, kMaxRowsPerFile);

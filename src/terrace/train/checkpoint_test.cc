@@ -189,7 +189,7 @@ TEST_F(RunFolderTest, GoldenFilesOfGroupsAreReadAndWrittenTheSame) {
   EXPECT_EQ(back->stores[1].record_layout().row_bytes, 4072u);
   EXPECT_TRUE(back->admission.empty());
   // No table has rows of that length in groups.
-  checkpoint.stores[1].row_bytes = 40'000;
+  checkpoint.stores[1].row_bytes = 70'000;
   const Result<std::string> payload = EncodeCheckpoint(checkpoint);
   TERRACE_ASSERT_OK(payload);
   EXPECT_EQ(DecodeCheckpoint(*payload).status().code(), StatusCode::kCorruption);

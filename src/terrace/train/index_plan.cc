@@ -15,8 +15,8 @@ IndexKind IndexOf(const Job& job, const ModelPlan& plan, const TablePlan& table)
 
 std::uint64_t IndexBytes(IndexKind kind, std::uint32_t row_bytes, std::uint64_t keys) {
   if (kind == IndexKind::kKey) return keys * kKeyIndexBytes;
-  // One group in ten takes a second block.
-  const std::uint64_t blocks = GroupLayout::Of(row_bytes).GroupsFor(keys) / 10 * 11 + 1;
+  // One group in five takes a second block, or fewer do.
+  const std::uint64_t blocks = GroupLayout::Of(row_bytes).GroupsFor(keys) / 5 * 6 + 1;
   return Store::GroupIndexBytes(row_bytes, keys) + blocks * kKeyIndexBytes;
 }
 
