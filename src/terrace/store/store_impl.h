@@ -19,6 +19,7 @@
 #include "terrace/base/mutex.h"
 #include "terrace/base/thread.h"
 #include "terrace/io/write_queue.h"
+#include "terrace/store/compaction_policy.h"
 #include "terrace/store/index.h"
 #include "terrace/store/key_index.h"
 #include "terrace/store/manifest.h"
@@ -210,9 +211,12 @@ class StoreImpl final : public Store {
   Status CompactRound(bool freeing_only, bool* compacted) TERRACE_REQUIRES(compact_mu_)
       TERRACE_EXCLUDES(mu_);
   Status CompactAll(bool freeing_only) TERRACE_EXCLUDES(mu_, compact_mu_);
+  // The files that are to be compacted, in this order; none: none is due.
+  std::vector<FilePtr> DueFiles(bool freeing_only) const TERRACE_REQUIRES(mu_);
   void PickInputs(bool freeing_only, Compaction* round) TERRACE_REQUIRES(mu_);
-  bool CompactionDue() const TERRACE_REQUIRES(mu_);
-  double ReclaimableShare(const StoredFile& file) const TERRACE_REQUIRES(mu_);
+  FileUse UseOf(const StoredFile& file) const TERRACE_REQUIRES(mu_);
+  // Of the run, with what stays free for its next checkpoint, without what compaction can't free.
+  std::uint64_t RunBytes() const TERRACE_REQUIRES(mu_);
   Status FindNeededDeletions(Compaction* round) TERRACE_REQUIRES(compact_mu_);
   // (hash, version) of each record, by the key section. Checks it.
   Status WalkKeys(const StoredFile& file,
@@ -243,6 +247,7 @@ class StoreImpl final : public Store {
   DiskQuota* const quota_;  // Null for a reader.
   const StoreOptions options_;
   const RecordLayout layout_;
+  const CompactionRule rule_;
   std::uint64_t rows_per_file_ = 0;
   std::uint64_t compact_input_bytes_ = 0;  // Of the compaction's buffer; the rest is for writing.
 

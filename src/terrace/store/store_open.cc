@@ -84,7 +84,8 @@ StoreImpl::StoreImpl(FileSystem* fs, Clock* clock, DiskQuota* quota, const Store
       clock_(clock),
       quota_(options.read_only ? nullptr : quota),
       options_(options),
-      layout_(RecordLayout::Of(options.table, options.shard, options.row_bytes)) {
+      layout_(RecordLayout::Of(options.table, options.shard, options.row_bytes)),
+      rule_(options) {
   const std::uint64_t wanted =
       options.file_bytes / (std::uint64_t{layout_.record_bytes} + kKeyEntryBytes);
   rows_per_file_ = std::clamp<std::uint64_t>(wanted, 1, kMaxRowsPerFile);
@@ -538,6 +539,7 @@ StoreStats& StoreStats::operator+=(const StoreStats& other) {
   checkpoint_only_bytes += other.checkpoint_only_bytes;
   index_bytes += other.index_bytes;
   files += other.files;
+  stale_bytes += other.stale_bytes;
   return *this;
 }
 
@@ -561,7 +563,11 @@ StoreStats StoreImpl::stats() const {
   stats.live_rows = index_->size();
   stats.live_bytes = stats.live_rows * layout_.record_bytes;
   stats.index_bytes = index_->bytes() + deletions_->bytes();
-  for (const FilePtr& file : slots_) stats.files += file != nullptr && file->live ? 1 : 0;
+  for (const FilePtr& file : slots_) {
+    if (file == nullptr || !file->live) continue;
+    ++stats.files;
+    stats.stale_bytes += file->stale * layout_.record_bytes;
+  }
   for (const FilePtr& file : retired_) {
     if (file->named_by > 0) stats.checkpoint_only_bytes += file->info.bytes;
   }

@@ -183,31 +183,6 @@ TEST(StoreModel, WaysToRead) {
   }
 }
 
-// Deletions that an older version still needs are written anew as they are: that frees nothing, and
-// it must not make the new file due again.
-TEST(Store, DeletionsThatAreStillNeededAreNotCompactedWithoutEnd) {
-  MemoryFileSystem fs;
-  StoreOptions options = StoreHarness::TinyOptions();
-  options.file_bytes = 64 << 10;  // Each write one file.
-  StoreHarness harness(&fs, std::uint64_t{1} << 30, options);
-  const auto range = [&](std::uint64_t begin, std::uint64_t end) {
-    std::vector<Key> keys;
-    for (std::uint64_t i = begin; i < end; ++i) keys.push_back(harness.KeyAt(i));
-    return keys;
-  };
-  TERRACE_ASSERT_OK(harness.Create());
-  TERRACE_ASSERT_OK(harness.Write(range(0, 100)));
-  TERRACE_ASSERT_OK(harness.Write(range(100, 110)));
-  TERRACE_ASSERT_OK(harness.Erase(range(0, 10)));
-  TERRACE_ASSERT_OK(harness.Erase(range(10, 20)));
-  TERRACE_ASSERT_OK(harness.Write(range(100, 110)));  // A file goes: deletions are looked at again.
-  const std::uint64_t before = harness.store()->stats().compactions;
-  TERRACE_ASSERT_OK(harness.store()->CompactNow());
-  EXPECT_LE(harness.store()->stats().compactions - before, 3u);
-  EXPECT_GT(harness.store()->stats().compactions, 0u) << "the deletions were not looked at";
-  TERRACE_ASSERT_OK(harness.CheckAll());
-}
-
 TEST(Store, WholeFilesAreReadWhole) {
   MemoryFileSystem fs;
   StoreOptions options = StoreHarness::TinyOptions();

@@ -53,6 +53,7 @@ Status TrainingRun::Prepare(RunMode mode) {
   for (const std::string& line : DescribeReads(job_, stores_->disks())) {
     LogText(LogLevel::kInfo, line);
   }
+  LogText(LogLevel::kInfo, DescribeCompaction(job_, stores_->most_bytes()));
   return OkStatus();
 }
 
