@@ -1,5 +1,6 @@
 #include "terrace/store/compaction_policy.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -15,6 +16,13 @@ bool CompactionRule::Due(const FileUse& store, std::uint64_t run_bytes) const {
       return run_bytes > most_run_bytes_;
   }
   return true;
+}
+
+double CompactionRule::RowsAbove(const FileUse& store) const {
+  if (policy_ == CompactionPolicy::kModelSize) return 0;
+  const auto rows = static_cast<double>(store.rows);
+  const auto newest = static_cast<double>(store.rows - store.reclaimable);
+  return std::max(0.0, rows - newest / (1 - stale_share_));
 }
 
 double CompactionRule::Rank(const FileUse& file, std::uint64_t age) const {

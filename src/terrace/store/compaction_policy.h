@@ -29,6 +29,8 @@ class CompactionRule {
   // Whether the files that are worth it are rewritten now. `store`: the sum of its files; where it
   // is due by that sum, one of them is worth it.
   bool Due(const FileUse& store, std::uint64_t run_bytes) const;
+  // By how many rows the store passes its bound, where the policy has one.
+  double RowsAbove(const FileUse& store) const;
   // Greater ones first. `age`: writes since the file's youngest row.
   double Rank(const FileUse& file, std::uint64_t age) const;
 

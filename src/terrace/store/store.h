@@ -87,7 +87,8 @@ struct StoreOptions {
   std::uint64_t file_bytes = std::uint64_t{32}
                              << 20;  // A parameter file's aim; larger files cost compaction grain.
   // Only files above it are compacted. But for kModelSize, use stays under live / (1 - stale_share)
-  // and one rewrite.
+  // and one rewrite; with background compaction a write waits while use is above that by more than
+  // two files and as many rows as it writes.
   double stale_share = 0.3333;
   bool direct_io = true;
   ReadQueueOptions read_queue;
@@ -134,7 +135,8 @@ struct StoreStats {
   std::uint64_t checkpoint_only_bytes = 0;      // Files that only kept manifests name.
   std::uint64_t index_bytes = 0;                // Memory of the index.
   std::uint64_t files = 0;
-  std::uint64_t stale_bytes = 0;  // Of the store's files: records that are not the newest.
+  double compaction_wait_seconds = 0;  // Of writes, for compaction to catch up.
+  std::uint64_t stale_bytes = 0;       // Of the store's files: records that are not the newest.
 
   StoreStats& operator+=(const StoreStats& other);  // For several stores.
 };

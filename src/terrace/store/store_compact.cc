@@ -62,6 +62,34 @@ FileUse StoreImpl::UseOf(const StoredFile& file) const {
   return {file.info.rows, file.stale + (deletions_too ? file.live_deletions : 0)};
 }
 
+void StoreImpl::Pace(std::uint64_t bytes) {
+  if (options_.background_compaction) pace_.Pass(bytes);
+}
+
+FileUse StoreImpl::StoreUse() const {
+  FileUse use;
+  for (const FilePtr& file : slots_) {
+    if (file == nullptr || !file->live) continue;
+    const FileUse of_file = UseOf(*file);
+    use.rows += of_file.rows;
+    use.reclaimable += of_file.reclaimable;
+  }
+  return use;
+}
+
+void StoreImpl::AwaitCompaction(std::uint64_t rows) {
+  const auto slack = static_cast<double>(2 * rows_per_file_ + rows);
+  MutexLock lock(&mu_);
+  if (rule_.RowsAbove(StoreUse()) <= slack) return;
+  ScopedTimer timer(clock_, &compaction_wait_nanos_);
+  const CompactionPace::Hold hurry(&pace_, CompactionPace::kHurry);
+  // A quota that leaves no room for a rewrite, or an error, is met by the write itself.
+  while (rule_.RowsAbove(StoreUse()) > slack && poison_.ok() && background_.ok() &&
+         !compaction_blocked_ && !DueFiles(/*freeing_only=*/false).empty()) {
+    compacted_.Wait(&mu_);
+  }
+}
+
 std::uint64_t StoreImpl::RunBytes() const {
   std::uint64_t bytes = quota_->used() + keep_free_.load(std::memory_order_relaxed);
   for (const FilePtr& file : retired_) bytes -= file->info.bytes;
@@ -157,6 +185,7 @@ void StoreImpl::CompactLoop() {
     LogText(LogLevel::kError, status.ToString());
     MutexLock lock(&mu_);
     if (background_.ok()) background_ = status;
+    compacted_.NotifyAll();
   }
 }
 
@@ -166,6 +195,7 @@ Status StoreImpl::CompactNow() {
 }
 
 Status StoreImpl::CompactAll(bool freeing_only) {
+  const CompactionPace::Hold hurry(&pace_, CompactionPace::kHurry);
   MutexLock compact(&compact_mu_);
   // For space at once a sweep takes too long.
   for (bool swept = !freeing_only; swept;) TERRACE_RETURN_IF_ERROR(SweepNext(&swept));
@@ -200,6 +230,7 @@ Status StoreImpl::CompactRound(bool freeing_only, bool* compacted) {
     ReleaseInputs(&round);
     MutexLock lock(&mu_);
     compaction_blocked_ = true;  // Not a failure: the next removal of a file makes room.
+    compacted_.NotifyAll();
     return OkStatus();
   }
   SyncPoint::Hit("store.compact.before_write");
@@ -298,6 +329,7 @@ Status StoreImpl::WalkKeys(const StoredFile& file,
     if (cursor.needs_fill()) {
       if (stopping_.load(std::memory_order_relaxed)) return AbortedError("the store is closing");
       TERRACE_RETURN_IF_ERROR(cursor.Fill());
+      Pace((cursor.buffered_end() - cursor.index()) * kKeyEntryBytes);
     }
     KeyEntry entry;
     std::memcpy(&entry, cursor.entry(cursor.index()), sizeof entry);
@@ -355,6 +387,9 @@ Status StoreImpl::JudgeBuffered(Compaction* round, MergeSource* source) {
       source->judged[i] = Compaction::kStale;
     }
   }
+  const auto stale = std::count(source->judged.begin(), source->judged.end(), Compaction::kStale);
+  // Read, and written where they are newest.
+  Pace((2 * n - static_cast<std::uint64_t>(stale)) * layout_.record_bytes);
   return OkStatus();
 }
 
@@ -482,6 +517,7 @@ void StoreImpl::PublishCompaction(Compaction* round) {
     Retire(file.get());
     file->compacting = false;
   }
+  compacted_.NotifyAll();
 }
 
 void StoreImpl::MoveBatch(std::span<const Moved> items, StoredFile* output,

@@ -19,6 +19,7 @@
 #include "terrace/base/mutex.h"
 #include "terrace/base/thread.h"
 #include "terrace/io/write_queue.h"
+#include "terrace/store/compaction_pace.h"
 #include "terrace/store/compaction_policy.h"
 #include "terrace/store/index.h"
 #include "terrace/store/key_index.h"
@@ -215,6 +216,12 @@ class StoreImpl final : public Store {
   std::vector<FilePtr> DueFiles(bool freeing_only) const TERRACE_REQUIRES(mu_);
   void PickInputs(bool freeing_only, Compaction* round) TERRACE_REQUIRES(mu_);
   FileUse UseOf(const StoredFile& file) const TERRACE_REQUIRES(mu_);
+  // Bytes that compaction has moved. Blocks: see CompactionPace; while the compaction thread works.
+  void Pace(std::uint64_t bytes);
+  // Blocks: until compaction has caught up with the writes before one of so many rows.
+  void AwaitCompaction(std::uint64_t rows) TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
+  // Of the store's present state.
+  FileUse StoreUse() const TERRACE_REQUIRES(mu_);
   // Of the run, with what stays free for its next checkpoint, without what compaction can't free.
   std::uint64_t RunBytes() const TERRACE_REQUIRES(mu_);
   Status FindNeededDeletions(Compaction* round) TERRACE_REQUIRES(compact_mu_);
@@ -248,6 +255,7 @@ class StoreImpl final : public Store {
   const StoreOptions options_;
   const RecordLayout layout_;
   const CompactionRule rule_;
+  CompactionPace pace_;  // Synchronises itself.
   std::uint64_t rows_per_file_ = 0;
   std::uint64_t compact_input_bytes_ = 0;  // Of the compaction's buffer; the rest is for writing.
 
@@ -272,6 +280,7 @@ class StoreImpl final : public Store {
 
   mutable Mutex mu_;
   CondVar compaction_wanted_;
+  CondVar compacted_;
   std::unique_ptr<RowIndex> index_ TERRACE_GUARDED_BY(mu_);
   std::unique_ptr<ExactIndex> deletions_ TERRACE_GUARDED_BY(mu_);  // Newest deletion records.
   std::vector<FilePtr> slots_ TERRACE_GUARDED_BY(mu_);
@@ -303,6 +312,7 @@ class StoreImpl final : public Store {
   std::atomic<std::uint64_t> rows_expired_{0};
   std::atomic<std::uint64_t> mistaken_reads_{0};
   std::atomic<std::int64_t> read_nanos_{0}, write_nanos_{0}, compaction_nanos_{0};
+  std::atomic<std::int64_t> compaction_wait_nanos_{0};
 };
 
 // The read buffer's parts, which the disk and the reader take in turn.

@@ -85,7 +85,8 @@ StoreImpl::StoreImpl(FileSystem* fs, Clock* clock, DiskQuota* quota, const Store
       quota_(options.read_only ? nullptr : quota),
       options_(options),
       layout_(RecordLayout::Of(options.table, options.shard, options.row_bytes)),
-      rule_(options) {
+      rule_(options),
+      pace_(clock) {
   const std::uint64_t wanted =
       options.file_bytes / (std::uint64_t{layout_.record_bytes} + kKeyEntryBytes);
   rows_per_file_ = std::clamp<std::uint64_t>(wanted, 1, kMaxRowsPerFile);
@@ -104,6 +105,7 @@ StoreImpl::~StoreImpl() {
     stopping_.store(true, std::memory_order_relaxed);
     compaction_wanted_.NotifyAll();
   }
+  pace_.Stop();
   if (compactor_.joinable()) compactor_.Join();
   // The files stay on disk; the next user of this quota counts what it finds there.
   if (quota_ != nullptr) quota_->Release(disk_bytes_.load(std::memory_order_relaxed));
@@ -540,6 +542,7 @@ StoreStats& StoreStats::operator+=(const StoreStats& other) {
   index_bytes += other.index_bytes;
   files += other.files;
   stale_bytes += other.stale_bytes;
+  compaction_wait_seconds += other.compaction_wait_seconds;
   return *this;
 }
 
@@ -558,6 +561,7 @@ StoreStats StoreImpl::stats() const {
   stats.read_seconds = static_cast<double>(read_nanos_.load(kRelaxed)) * 1e-9;
   stats.write_seconds = static_cast<double>(write_nanos_.load(kRelaxed)) * 1e-9;
   stats.compaction_seconds = static_cast<double>(compaction_nanos_.load(kRelaxed)) * 1e-9;
+  stats.compaction_wait_seconds = static_cast<double>(compaction_wait_nanos_.load(kRelaxed)) * 1e-9;
   stats.disk_bytes = disk_bytes_.load(kRelaxed);
   MutexLock lock(&mu_);
   stats.live_rows = index_->size();
