@@ -5,9 +5,10 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
-#include <thread>
 #include <vector>
 
+#include "terrace/base/mutex.h"
+#include "terrace/base/rng.h"
 #include "terrace/base/thread.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/io/testing/test_data.h"
@@ -29,7 +30,13 @@ class HandClock final : public Clock {
   std::atomic<std::int64_t> nanos_{1};
 };
 
-void Sleep(int millis) { std::this_thread::sleep_for(std::chrono::milliseconds(millis)); }
+// For what must not happen.
+void Sleep(int millis) {
+  Mutex mu;
+  CondVar never;
+  MutexLock lock(&mu);
+  never.WaitFor(&mu, std::chrono::milliseconds(millis));
+}
 
 // Until `done`, for at most some seconds.
 template <typename Done>

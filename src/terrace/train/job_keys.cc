@@ -495,6 +495,10 @@ void AddSsd(Builder* b) {
           "compaction model_size", [](const Job& job, const std::string&) {
             return job.ssd.compaction == CompactionPolicy::kModelSize;
           });
+  b->Bytes("ssd.rated_writes", ssd(&Job::Ssd::rated_write_bytes), 0,
+           "What may be written to the disks of the rows in their life, as their makers say (TBW), "
+           "all disks together. The summary then tells which share of it the run has used. 0: "
+           "unknown.");
   b->Bool("ssd.direct", ssd(&Job::Ssd::direct), "Past the system's page cache.");
   b->Choice("ssd.read", ssd(&Job::Ssd::read),
             std::vector<std::pair<std::string, ReadMode>>{{"planned", ReadMode::kPlanned},

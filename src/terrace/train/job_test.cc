@@ -61,7 +61,7 @@ network: {type: dnn, hidden: [64, 32], wide: true, optimizer: {type: adam, learn
 training: {batch: 65_536, minibatch: 512, threads: 1}
 validation: {every_examples: null}
 memory: {budget: 320MiB}
-ssd: {paths: [d0, d1], quota: 1.5GiB, shards: 2, io_threads: 3, read: whole_file, merge_gap: 32KiB, compaction: model_size, over_provisioning: 0.1}
+ssd: {paths: [d0, d1], quota: 1.5GiB, shards: 2, io_threads: 3, read: whole_file, merge_gap: 32KiB, compaction: model_size, over_provisioning: 0.1, rated_writes: 600TB}
 pipeline: {depth: 0, queues: {read: 3, pull: null}}
 checkpoint: {every_batches: 5, keep: 7}
 )");
@@ -89,6 +89,7 @@ checkpoint: {every_batches: 5, keep: 7}
   EXPECT_EQ(job->ssd.merge_gap_bytes, 32u << 10);
   EXPECT_EQ(job->ssd.compaction, CompactionPolicy::kModelSize);
   EXPECT_EQ(job->ssd.over_provisioning, 0.1);
+  EXPECT_EQ(job->ssd.rated_write_bytes, 600'000'000'000'000u);
   EXPECT_EQ(job->pipeline.queues, (std::map<std::string, int>{{"read", 3}}));
 }
 
