@@ -8,8 +8,14 @@
 //   store_bench [--tiny] [--folder F] [--keys N] [--row-bytes B] [--gap BYTES] [--repeats R]
 //               [--seed S] [--update-seconds T] [--read-threads N] [--whole-file 0|1] [--depth N]
 //               [--batch N]...    (besides 20,000, 200,000 and 1,000,000)
+//               [--file-mib M] [--zipf 0|1] [--file-sizes]
+//
+// --zipf draws keys by Zipf's law of exponent 1. --file-sizes measures nothing but what the size of
+// a parameter file costs: for sizes up to 256 MiB, uniform and Zipf overwrites with compaction
+// paid, and after them reads of the first size of batch, planned and by whole files.
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -43,6 +49,11 @@ struct Settings {
   std::vector<std::uint64_t> batches = {20'000, 200'000, 1'000'000};
   std::uint64_t load_batch = 500'000;
   std::uint64_t disk_mib = 512;
+  std::uint64_t file_mib = StoreOptions().file_bytes / kMiB;
+  std::uint64_t zipf = 0;
+  bool tiny = false;  // Everything, on little.
+  bool file_sizes = false;
+  std::vector<std::uint64_t> sizes_mib = {4, 8, 16, 32, 64, 128, 256};
 };
 
 // The i-th key; a bijection, so that keys are distinct.
@@ -118,16 +129,35 @@ class PlanModel {
   std::vector<double> steps_;
 };
 
+// Medians of batches; shares are of what the disk gave a moment before.
+struct ReadFigures {
+  std::vector<double> seconds;  // Sorted.
+  double cpu = 0, request_seconds = 0, bytes_per_second = 0;
+  double of_own_plan = 0, of_best_plan = 0, of_sectors = 0;
+  double requests_a_key = 0, bytes_a_key = 0;
+};
+
+struct UpdateFigures {
+  double written = 0;                                               // Rows.
+  double writing = 0, total = 0, longest = 0, median = 0, cpu = 0;  // Seconds.
+  double amplification = 0, of_disk = 0, space = 0;
+};
+
 class Bench {
  public:
   Bench(FileSystem* fs, const Settings& settings)
       : fs_(fs), settings_(settings), rng_(settings.seed + 1) {}
 
   Status Run();
+  // One size of files, one line.
+  Status RunFileSize();
 
  private:
   Status Load();
+  Status Prepare();
+  Status MeasureBatches(std::uint64_t batch, ReadFigures* figures);
   Status ReadBatches(std::uint64_t batch);
+  Status MeasureUpdates(UpdateFigures* figures);
   Status Update();
   Status Reopen();
   // What reads cost now, on the store's own files.
@@ -154,8 +184,19 @@ class Bench {
 void Bench::DrawKeys(std::uint64_t n) {
   keys_.resize(n);
   const std::uint64_t start = rng_.Below(settings_.keys);
+  if (settings_.zipf != 0) {
+    std::vector<bool> drawn(settings_.keys);
+    for (std::uint64_t i = 0; i < n;) {
+      const double u = static_cast<double>(rng_.Next() >> 11) * 0x1p-53;
+      const double rank = std::pow(static_cast<double>(settings_.keys), u) - 1;
+      const std::uint64_t place = static_cast<std::uint64_t>(rank) % settings_.keys;
+      if (drawn[place]) continue;
+      drawn[place] = true;
+      keys_[i++] = KeyAt(place);
+    }
+  }
   // Every place of n equal ranges once, shuffled: distinct and uniform enough for any plan.
-  for (std::uint64_t i = 0; i < n; ++i) {
+  for (std::uint64_t i = 0; settings_.zipf == 0 && i < n; ++i) {
     const std::uint64_t begin = i * settings_.keys / n, end = (i + 1) * settings_.keys / n;
     keys_[i] = KeyAt((start + begin + rng_.Below(end - begin)) % settings_.keys);
   }
@@ -235,10 +276,12 @@ Status Bench::MeasureReads() {
   return OkStatus();
 }
 
-Status Bench::ReadBatches(std::uint64_t batch) {
+Status Bench::MeasureBatches(std::uint64_t batch, ReadFigures* figures) {
   const double record_bytes = static_cast<double>((settings_.row_bytes + 7) / 8 * 8 + 24);
   const PlanModel model(batch, settings_.keys, record_bytes, &rng_);
-  std::vector<double> seconds(settings_.repeats), of_own_plan, of_best_plan, of_sectors, cpu, a, b;
+  std::vector<double>& seconds = figures->seconds;
+  seconds.resize(settings_.repeats);
+  std::vector<double> of_own_plan, of_best_plan, of_sectors, cpu, a, b;
   const auto n = static_cast<double>(batch);
   const StoreStats first = store_->stats();
   StoreStats before = first;
@@ -259,28 +302,42 @@ Status Bench::ReadBatches(std::uint64_t batch) {
     before = after;
   }
   std::sort(seconds.begin(), seconds.end());
-  const auto requests = static_cast<double>(before.read_requests - first.read_requests);
   const auto rows = static_cast<double>(before.rows_read - first.rows_read);
+  figures->cpu = Median(cpu);
+  figures->request_seconds = Median(a);
+  figures->bytes_per_second = Median(b);
+  figures->of_own_plan = Median(of_own_plan);
+  figures->of_best_plan = Median(of_best_plan);
+  figures->of_sectors = Median(of_sectors);
+  figures->requests_a_key = static_cast<double>(before.read_requests - first.read_requests) / rows;
+  figures->bytes_a_key = static_cast<double>(before.read_bytes - first.read_bytes) / rows;
+  return OkStatus();
+}
+
+Status Bench::ReadBatches(std::uint64_t batch) {
+  ReadFigures read;
+  TERRACE_RETURN_IF_ERROR(MeasureBatches(batch, &read));
+  const auto n = static_cast<double>(batch);
   std::printf(
       "read %8llu keys: %.0f K keys/s (%.0f..%.0f), %.0f %% of the cheapest plan's model, %.0f %% "
       "of its own plan's, %.0f %% of the disk's random sectors; a = %.2f us, b = %.2f GB/s; CPU "
       "%.2f us a key; %.2f requests and %.0f bytes a key\n",
-      static_cast<unsigned long long>(batch), n / Median(seconds) * 1e-3, n / seconds.back() * 1e-3,
-      n / seconds.front() * 1e-3, 100 * Median(of_best_plan), 100 * Median(of_own_plan),
-      100 * Median(of_sectors), Median(a) * 1e6, Median(b) * 1e-9, Median(cpu) / n * 1e6,
-      requests / rows, static_cast<double>(before.read_bytes - first.read_bytes) / rows);
+      static_cast<unsigned long long>(batch), n / Median(read.seconds) * 1e-3,
+      n / read.seconds.back() * 1e-3, n / read.seconds.front() * 1e-3, 100 * read.of_best_plan,
+      100 * read.of_own_plan, 100 * read.of_sectors, read.request_seconds * 1e6,
+      read.bytes_per_second * 1e-9, read.cpu / n * 1e6, read.requests_a_key, read.bytes_a_key);
   std::fflush(stdout);
   return OkStatus();
 }
 
-Status Bench::Update() {
+Status Bench::MeasureUpdates(UpdateFigures* figures) {
   const Clock* clock = Clock::Real();
   const std::uint64_t batch = std::min<std::uint64_t>(200'000, settings_.keys / 4);
   const StoreStats before = store_->stats();
-  double writing = 0, longest = 0;
-  std::uint64_t written = 0, generation = 1;
+  std::vector<double> writes;
+  std::uint64_t generation = 1;
   const double begin = clock->MonotonicSeconds();
-  double making = 0, cpu = 0;
+  double making = 0;
   const std::vector<std::uint8_t> stored(batch, 1);
   do {
     const double made = clock->MonotonicSeconds();
@@ -293,29 +350,36 @@ Status Bench::Update() {
     making += start - made;
     const double cpu_before = ThreadCpuSeconds();
     TERRACE_RETURN_IF_ERROR(store_->Write(keys_, sources_, stored));
-    cpu += ThreadCpuSeconds() - cpu_before;
-    const double one = clock->MonotonicSeconds() - start;
-    writing += one;
-    longest = std::max(longest, one);
-    written += batch;
+    figures->cpu += ThreadCpuSeconds() - cpu_before;
+    writes.push_back(clock->MonotonicSeconds() - start);
+    figures->writing += writes.back();
+    figures->written += static_cast<double>(batch);
     TERRACE_RETURN_IF_ERROR(store_->background_status());
   } while (clock->MonotonicSeconds() - begin < static_cast<double>(settings_.update_seconds));
   TERRACE_RETURN_IF_ERROR(store_->CompactNow());
-  const double total = clock->MonotonicSeconds() - begin - making;
+  figures->total = clock->MonotonicSeconds() - begin - making;
+  figures->longest = *std::max_element(writes.begin(), writes.end());
+  figures->median = Median(writes);
   const StoreStats after = store_->stats();
-  const double amplification =
-      static_cast<double>(after.write_bytes - before.write_bytes) /
-      (static_cast<double>(written) * static_cast<double>((settings_.row_bytes + 7) / 8 * 8 + 40));
+  const auto bytes = static_cast<double>(after.write_bytes - before.write_bytes);
+  figures->amplification =
+      bytes / (figures->written * static_cast<double>((settings_.row_bytes + 7) / 8 * 8 + 40));
+  figures->of_disk = bytes / figures->total / disk_writes_;
+  figures->space = static_cast<double>(after.disk_bytes - after.checkpoint_only_bytes) /
+                   static_cast<double>(after.live_bytes);
+  return OkStatus();
+}
+
+Status Bench::Update() {
+  UpdateFigures update;
+  TERRACE_RETURN_IF_ERROR(MeasureUpdates(&update));
   std::printf(
       "update: bursts %.2f M keys/s, sustained with compaction paid %.2f M keys/s at write "
       "amplification %.2f (%.0f %% of what the disk's writes allow), space %.2fx, longest write "
       "%.3f s, CPU of the writing thread %.3f us a key\n",
-      static_cast<double>(written) / writing * 1e-6, static_cast<double>(written) / total * 1e-6,
-      amplification,
-      100 * static_cast<double>(after.write_bytes - before.write_bytes) / total / disk_writes_,
-      static_cast<double>(after.disk_bytes - after.checkpoint_only_bytes) /
-          static_cast<double>(after.live_bytes),
-      longest, cpu / static_cast<double>(written) * 1e6);
+      update.written / update.writing * 1e-6, update.written / update.total * 1e-6,
+      update.amplification, 100 * update.of_disk, update.space, update.longest,
+      update.cpu / update.written * 1e6);
   return OkStatus();
 }
 
@@ -339,13 +403,14 @@ Status Bench::Reopen() {
   return ReadOnce(std::min<std::uint64_t>(settings_.keys / 2, 20'000), &read_seconds, &read_cpu);
 }
 
-Status Bench::Run() {
+Status Bench::Prepare() {
   TERRACE_ASSIGN_OR_RETURN(disk_writes_, MeasureWrites(fs_, settings_));
   options_.directory = JoinPath(settings_.folder, "store_bench.rows");
   options_.table = "bench";
   options_.row_bytes = static_cast<std::uint32_t>(settings_.row_bytes);
   options_.read_threads = static_cast<int>(settings_.read_threads);
   options_.read_queue.depth = static_cast<int>(settings_.depth);
+  options_.file_bytes = settings_.file_mib * kMiB;
   options_.read_mode = settings_.whole_file != 0 ? ReadMode::kWholeFile : ReadMode::kPlanned;
   TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, options_.directory));
   ReadCostOptions calibration;
@@ -367,7 +432,39 @@ Status Bench::Run() {
       Clock::Real()->MonotonicSeconds() - start, known.why.c_str(), disk_writes_ * 1e-9,
       static_cast<double>(options_.merge_gap_bytes) / 1024);
   TERRACE_ASSIGN_OR_RETURN(store_, Store::Create(fs_, Clock::Real(), &quota_, options_));
-  TERRACE_RETURN_IF_ERROR(Load());
+  return Load();
+}
+
+Status Bench::RunFileSize() {
+  TERRACE_RETURN_IF_ERROR(Prepare());
+  UpdateFigures update;
+  TERRACE_RETURN_IF_ERROR(MeasureUpdates(&update));
+  TERRACE_ASSIGN_OR_RETURN(const ManifestReference reference, store_->Commit(2));
+  TERRACE_RETURN_IF_ERROR(store_->Drop(1));
+  ReadFigures reads[2];
+  for (const ReadMode mode : {ReadMode::kPlanned, ReadMode::kWholeFile}) {
+    store_.reset();
+    options_.read_mode = mode;
+    TERRACE_ASSIGN_OR_RETURN(
+        store_, Store::Open(fs_, Clock::Real(), &quota_, options_, reference, {&reference, 1}));
+    TERRACE_RETURN_IF_ERROR(
+        MeasureBatches(settings_.batches.front(), &reads[static_cast<int>(mode)]));
+  }
+  std::printf(
+      "files of %4llu MiB, %s: overwrites at %3.0f %% of what the disk's writes allow, write "
+      "amplification %.2f, space %.2fx, longest write %.1f medians; reads of the cheapest plan's "
+      "model: planned %3.0f %%, whole_file %3.0f %%\n",
+      static_cast<unsigned long long>(settings_.file_mib),
+      settings_.zipf != 0 ? "Zipf   " : "uniform", 100 * update.of_disk, update.amplification,
+      update.space, update.longest / update.median, 100 * reads[0].of_best_plan,
+      100 * reads[1].of_best_plan);
+  std::fflush(stdout);
+  store_.reset();
+  return RemoveTree(fs_, options_.directory);
+}
+
+Status Bench::Run() {
+  TERRACE_RETURN_IF_ERROR(Prepare());
   for (const std::uint64_t batch : settings_.batches) {
     if (batch * 2 <= settings_.keys) TERRACE_RETURN_IF_ERROR(ReadBatches(batch));
   }
@@ -379,15 +476,34 @@ Status Bench::Run() {
   return RemoveTree(fs_, options_.directory);
 }
 
+Status RunAll(FileSystem* fs, Settings settings) {
+  if (settings.tiny || !settings.file_sizes) TERRACE_RETURN_IF_ERROR(Bench(fs, settings).Run());
+  if (!settings.tiny && !settings.file_sizes) return OkStatus();
+  for (const std::uint64_t zipf : {0, 1}) {
+    for (const std::uint64_t size : settings.sizes_mib) {
+      settings.zipf = zipf;
+      settings.file_mib = size;
+      TERRACE_RETURN_IF_ERROR(Bench(fs, settings).RunFileSize());
+    }
+  }
+  return OkStatus();
+}
+
 bool ParseArguments(const std::vector<std::string>& arguments, Settings* settings) {
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i] == "--tiny") {
+      settings->tiny = true;
       settings->keys = 20'000;
       settings->batches = {200, 5'000};
       settings->load_batch = 5'000;
       settings->repeats = 2;
       settings->update_seconds = 0;
       settings->disk_mib = 16;
+      settings->sizes_mib = {1, 2};
+      continue;
+    }
+    if (arguments[i] == "--file-sizes") {
+      settings->file_sizes = true;
       continue;
     }
     if (i + 1 >= arguments.size()) return false;
@@ -406,12 +522,15 @@ bool ParseArguments(const std::vector<std::string>& arguments, Settings* setting
                             : arguments[i - 1] == "--read-threads"   ? &settings->read_threads
                             : arguments[i - 1] == "--whole-file"     ? &settings->whole_file
                             : arguments[i - 1] == "--depth"          ? &settings->depth
+                            : arguments[i - 1] == "--file-mib"       ? &settings->file_mib
+                            : arguments[i - 1] == "--zipf"           ? &settings->zipf
                                                                      : nullptr;
     if (number == nullptr) return false;
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), *number);
     if (error != std::errc() || end != value.data() + value.size()) return false;
   }
-  return settings->keys >= 1000 && settings->row_bytes >= 8 && settings->repeats > 0;
+  return settings->keys >= 1000 && settings->row_bytes >= 8 && settings->repeats > 0 &&
+         settings->file_mib > 0;
 }
 
 }  // namespace
@@ -424,10 +543,11 @@ int main(int argc, char** argv) {
     std::fprintf(stderr,
                  "usage: store_bench [--tiny] [--folder F] [--keys N] [--row-bytes B] [--gap BYTES]"
                  " [--repeats R] [--seed S] [--update-seconds T] [--read-threads N]"
-                 " [--whole-file 0|1] [--depth N] [--batch N]...\n");
+                 " [--whole-file 0|1] [--depth N] [--batch N]... [--file-mib M] [--zipf 0|1]"
+                 " [--file-sizes]\n");
     return 2;
   }
-  const terrace::Status status = terrace::Bench(terrace::FileSystem::Posix(), settings).Run();
+  const terrace::Status status = terrace::RunAll(terrace::FileSystem::Posix(), settings);
   if (status.ok()) return 0;
   std::fprintf(stderr, "store_bench: %s\n", status.ToString().c_str());
   return 1;
