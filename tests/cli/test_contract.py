@@ -122,6 +122,16 @@ def test_resume_without_a_run_starts_it(terrace, workspace, log, finished):
     assert run.digest() == finished.digest()
 
 
+@pytest.mark.parametrize("settings, line", [
+    ({}, "stale to more than 33 %, when all together are; they take up to 1.50 times"),
+    ({"ssd.compaction": "stale_share", "ssd.stale_share": 0.5}, "stale to more than 50 %; they take up to 2.00 times"),
+    ({"ssd.compaction": "model_size", "ssd.quota": "1GiB"}, "while the run holds more than 942.08 MiB on disk"),
+])
+def test_compaction_is_told(terrace, workspace, log, settings, line):
+    outcome = harness.Run(terrace, workspace, jobs.tiny([log]), **settings).train().expect(0)
+    assert "compaction: of files that are " in outcome.output and line in outcome.output, outcome.output
+
+
 def test_what_was_written_counts_over_resumes(terrace, workspace, log):
     """Each process goes on from what its checkpoint says; inspect tells it too."""
     run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 200}),

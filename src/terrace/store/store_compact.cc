@@ -123,9 +123,9 @@ std::vector<FilePtr> StoreImpl::DueFiles(bool freeing_only) const {
     std::sort(small.begin(), small.end(), [](const FilePtr& a, const FilePtr& b) {
       return a->info.rows != b->info.rows ? a->info.rows < b->info.rows : a->info.id < b->info.id;
     });
-    const bool without_worth = !due.empty();
+    const bool has_worth = !due.empty();
     for (FilePtr& file : small) {
-      if (!without_worth || !rule_.IsWorth(UseOf(*file))) due.push_back(std::move(file));
+      if (!has_worth || !rule_.IsWorth(UseOf(*file))) due.push_back(std::move(file));
     }
   }
   return due;

@@ -216,7 +216,7 @@ class StoreImpl final : public Store {
   std::vector<FilePtr> DueFiles(bool freeing_only) const TERRACE_REQUIRES(mu_);
   void PickInputs(bool freeing_only, Compaction* round) TERRACE_REQUIRES(mu_);
   FileUse UseOf(const StoredFile& file) const TERRACE_REQUIRES(mu_);
-  // Bytes that compaction has moved. Blocks: see CompactionPace; while the compaction thread works.
+  // Bytes that compaction has moved. Blocks: on its own thread, see CompactionPace.
   void Pace(std::uint64_t bytes);
   // Blocks: until compaction has caught up with the writes before one of so many rows.
   void AwaitCompaction(std::uint64_t rows) TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
