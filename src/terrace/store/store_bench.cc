@@ -138,8 +138,8 @@ struct ReadFigures {
 };
 
 struct UpdateFigures {
-  double written = 0;                                               // Rows.
-  double writing = 0, total = 0, longest = 0, median = 0, cpu = 0;  // Seconds.
+  double written = 0;                                                            // Rows.
+  double writing = 0, waiting = 0, total = 0, longest = 0, median = 0, cpu = 0;  // Seconds.
   double amplification = 0, of_disk = 0, space = 0;
 };
 
@@ -362,6 +362,7 @@ Status Bench::MeasureUpdates(UpdateFigures* figures) {
   figures->median = Median(writes);
   const StoreStats after = store_->stats();
   const auto bytes = static_cast<double>(after.write_bytes - before.write_bytes);
+  figures->waiting = after.compaction_wait_seconds - before.compaction_wait_seconds;
   figures->amplification =
       bytes / (figures->written * static_cast<double>((settings_.row_bytes + 7) / 8 * 8 + 40));
   figures->of_disk = bytes / figures->total / disk_writes_;
@@ -376,10 +377,11 @@ Status Bench::Update() {
   std::printf(
       "update: bursts %.2f M keys/s, sustained with compaction paid %.2f M keys/s at write "
       "amplification %.2f (%.0f %% of what the disk's writes allow), space %.2fx, longest write "
-      "%.3f s, CPU of the writing thread %.3f us a key\n",
+      "%.3f s of a median of %.3f, %.0f %% of the writing for compaction to catch up, CPU of the "
+      "writing thread %.3f us a key\n",
       update.written / update.writing * 1e-6, update.written / update.total * 1e-6,
-      update.amplification, 100 * update.of_disk, update.space, update.longest,
-      update.cpu / update.written * 1e6);
+      update.amplification, 100 * update.of_disk, update.space, update.longest, update.median,
+      100 * update.waiting / update.writing, update.cpu / update.written * 1e6);
   return OkStatus();
 }
 
