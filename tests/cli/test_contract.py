@@ -34,7 +34,7 @@ def test_wrong_arguments(terrace, workspace):
 
 def test_summary(finished):
     summary = finished.summary()
-    assert summary["format_version"] == 1
+    assert summary["format_version"] == 2
     assert summary["examples"] == 2000
     for name in ("seconds", "examples_per_second", "rows", "model_bytes"):
         assert summary[name] > 0
@@ -42,7 +42,10 @@ def test_summary(finished):
         assert {"auc", "logloss", "ne", "calibration"} <= set(summary[name])
     assert {"budget_bytes", "peak_bytes", "index_bytes_per_key"} <= set(summary["memory"])
     assert {"hits", "misses", "evictions"} <= set(summary["cache"])
-    assert {"read_bytes", "write_bytes", "live_bytes", "disk_bytes", "checkpoint_only_bytes"} <= set(summary["ssd"])
+    assert {"read_bytes", "write_bytes", "live_bytes", "disk_bytes", "checkpoint_only_bytes", "stale_bytes"} <= set(summary["ssd"])
+    run = summary["ssd"]["run"]
+    assert run["write_bytes"] == summary["ssd"]["write_bytes"] > 0
+    assert run["write_amplification"] == (run["rows_written"] + run["rows_compacted"]) / run["rows_written"]
     assert set(summary["stages"]) == {"read", "pull", "stage", "train", "write_back"}
     for stage in summary["stages"].values():
         assert {"busy_seconds", "waited_for_input_seconds", "waited_for_output_seconds", "cpu_seconds"} <= set(stage)
@@ -50,7 +53,7 @@ def test_summary(finished):
 
 def test_metrics_lines(finished):
     lines = finished.metrics()
-    assert lines and all(line["format_version"] == 1 for line in lines)
+    assert lines and all(line["format_version"] == 2 for line in lines)
 
 
 def test_job_of_ten_lines(terrace, workspace, log):
@@ -117,6 +120,38 @@ def test_resume_without_a_run_starts_it(terrace, workspace, log, finished):
     run = harness.Run(terrace, workspace, jobs.tiny([log], [log]))
     run.train("--resume").expect(0)
     assert run.digest() == finished.digest()
+
+
+@pytest.mark.parametrize("settings, line", [
+    ({}, "stale to more than 33 %, when all together are; they take up to 1.50 times"),
+    ({"ssd.compaction": "stale_share", "ssd.stale_share": 0.5}, "stale to more than 50 %; they take up to 2.00 times"),
+    ({"ssd.compaction": "model_size", "ssd.quota": "1GiB"}, "while the run holds more than 942.08 MiB on disk"),
+])
+def test_compaction_is_told(terrace, workspace, log, settings, line):
+    outcome = harness.Run(terrace, workspace, jobs.tiny([log]), **settings).train().expect(0)
+    assert "compaction: of files that are " in outcome.output and line in outcome.output, outcome.output
+
+
+def test_what_was_written_counts_over_resumes(terrace, workspace, log):
+    """Each process goes on from what its checkpoint says; inspect tells it too."""
+    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 200}),
+                      **{"ssd.rated_writes": "1GB"})
+    process = run.start()
+    run.wait_for_metrics(process, 3)
+    process.signal(signal.SIGINT)
+    process.wait(20).expect(130)
+    first = run.summary()["ssd"]["run"]
+    view = json.loads(terrace.text("inspect", run.path, "--json"))
+    assert 0 < view["ssd"]["run"]["write_bytes"] <= first["write_bytes"]
+    assert view["tables"][0]["checkpoint_only_bytes"] >= 0 and view["tables"][0]["stale_bytes"] >= 0
+    examples = run.summary()["examples"]
+    outcome = run.train("--resume", "--set", f"training.max_examples={examples + 2000}").expect(0)
+    ssd = run.summary()["ssd"]
+    # The manifests of a checkpoint are written after its count.
+    counted = view["ssd"]["run"]["write_bytes"]
+    assert ssd["run"]["write_bytes"] == counted + ssd["write_bytes"] > ssd["write_bytes"] > 0
+    assert ssd["run"]["rows_written"] > first["rows_written"]
+    assert ssd["rated_write_bytes"] == 10**9 and "% of the" in outcome.output, outcome.output
 
 
 def test_resume_of_a_finished_run(finished):

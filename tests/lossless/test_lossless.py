@@ -20,7 +20,8 @@ AXES = {
     "ssd.io_threads": (1, 4),
     "ssd.read": ("planned", "whole_file"),
     "ssd.merge_gap": ("auto", "0", "1MiB"),
-    "ssd.stale_share": (0.5, 0.1),
+    "ssd.compaction": ("gain", "stale_share", "model_size"),
+    "ssd.stale_share": (0.3333, 0.1),
     "ssd.file_size": ("1MiB", "32MiB"),
     "cache.policy": ("s3_fifo", "lru_lfu", "pass_lfu"),
     "checkpoint.every_batches": (0, 1, 5),
@@ -130,10 +131,17 @@ def test_all(terrace, workspace, job_of, reference, sample_seed, full):
         harness.remove(folder)
 
 
-def test_compaction_changes_nothing(terrace, workspace, job_of, reference):
+@pytest.mark.parametrize("compaction", [
+    {"ssd.compaction": "gain"},
+    {"ssd.compaction": "stale_share"},
+    # The quota is what it waits for.
+    {"ssd.compaction": "model_size", "ssd.quota": "220MiB", "ssd.over_provisioning": 0,
+     "checkpoint.every_batches": 0},
+], ids=lambda compaction: compaction["ssd.compaction"])
+def test_compaction_changes_nothing(terrace, workspace, job_of, reference, compaction):
     """Small files and a low stale share: rows move through compaction many times."""
     run = harness.Run(terrace, workspace, job_of(".tsv"),
-                      **{"ssd.file_size": "1MiB", "ssd.stale_share": 0.05, "ssd.shards": 2})
+                      **{"ssd.file_size": "1MiB", "ssd.stale_share": 0.05, "ssd.shards": 2, **compaction})
     run.train().expect(0)
     compacted = sum(line["performance"]["ssd"]["rows_compacted"] for line in run.metrics() if line["kind"] == "interval")
     assert compacted > 0, "nothing was compacted: the settings do not do what the test is for"

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <set>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -12,8 +13,11 @@
 #include "terrace/cli/commands.h"
 #include "terrace/data/example_source.h"
 #include "terrace/model/network.h"
+#include "terrace/store/manifest.h"
+#include "terrace/store/parameter_file.h"
 #include "terrace/train/run_reader.h"
 #include "terrace/train/run_scrub.h"
+#include "terrace/train/summary.h"
 
 namespace terrace {
 namespace {
@@ -143,6 +147,8 @@ Result<Json> DenseJson(FileSystem* fs, RunReader* reader, bool initial) {
 // What a table's stores say of it together.
 struct TableView {
   std::uint64_t shards = 0, row_bytes = 0, rows = 0, live_bytes = 0, disk_bytes = 0, files = 0;
+  std::uint64_t stale_bytes = 0;
+  std::uint64_t checkpoint_only_bytes = 0;  // Of files that only older checkpoints name.
 };
 
 Status ViewTables(RunReader* reader, std::map<std::string, TableView>* tables) {
@@ -160,16 +166,48 @@ Status ViewTables(RunReader* reader, std::map<std::string, TableView>* tables) {
     view.live_bytes += stats.live_bytes;
     view.disk_bytes += stats.disk_bytes;
     view.files += stats.files;
+    view.stale_bytes += stats.stale_bytes;
   }
   return OkStatus();
 }
 
-Result<Json> Overview(RunReader* reader) {
+// Adds what only the other checkpoints of `ids` name.
+Status ViewOlder(FileSystem* fs, RunReader* reader, const std::vector<std::uint64_t>& ids,
+                 std::map<std::string, TableView>* tables) {
+  std::set<std::string> seen;
+  const auto add = [&](const Checkpoint& checkpoint, bool counts) -> Status {
+    for (const Checkpoint::StoreManifest& store : checkpoint.stores) {
+      const std::string folder = reader->folder()->ResolveDirectory(store.directory);
+      TERRACE_ASSIGN_OR_RETURN(
+          const Manifest manifest,
+          ReadManifest(fs, folder, store.manifest.id, store.manifest.digest,
+                       RecordLayout::Of(store.table, store.shard, store.row_bytes)));
+      for (const Manifest::File& file : manifest.files) {
+        const bool is_new = seen.insert(JoinPath(folder, ParameterFileName(file.id))).second;
+        if (is_new && counts) (*tables)[store.table].checkpoint_only_bytes += file.bytes;
+      }
+    }
+    return OkStatus();
+  };
+  TERRACE_RETURN_IF_ERROR(add(reader->checkpoint(), false));
+  for (const std::uint64_t id : ids) {
+    if (id >= reader->checkpoint().id) continue;
+    const Result<Checkpoint> older = reader->folder()->ReadCheckpoint(id);
+    const Status status = older.ok() ? add(*older, true) : older.status();
+    // A trainer may have dropped it meanwhile.
+    if (!status.ok() && status.code() != StatusCode::kNotFound) return status;
+  }
+  return OkStatus();
+}
+
+Result<Json> Overview(FileSystem* fs, RunReader* reader) {
   const Checkpoint& checkpoint = reader->checkpoint();
   TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids,
                            reader->folder()->ListCheckpoints());
   std::map<std::string, TableView> views;
   TERRACE_RETURN_IF_ERROR(ViewTables(reader, &views));
+  TERRACE_RETURN_IF_ERROR(ViewOlder(fs, reader, ids, &views));
+  TERRACE_ASSIGN_OR_RETURN(const SsdWear wear, SsdWearOf(checkpoint.trainer_state));
   Json tables = Json::array();
   for (const auto& [name, view] : views) {
     tables.push_back({{"name", name},
@@ -178,7 +216,9 @@ Result<Json> Overview(RunReader* reader) {
                       {"shards", view.shards},
                       {"files", view.files},
                       {"live_bytes", view.live_bytes},
-                      {"disk_bytes", view.disk_bytes}});
+                      {"stale_bytes", view.stale_bytes},
+                      {"disk_bytes", view.disk_bytes},
+                      {"checkpoint_only_bytes", view.checkpoint_only_bytes}});
   }
   std::uint64_t dense_bytes = 0;
   for (const FileDigest& digest : checkpoint.dense) dense_bytes += digest.size;
@@ -194,6 +234,9 @@ Result<Json> Overview(RunReader* reader) {
               {"examples", checkpoint.cursor.examples},
               {"steps", checkpoint.steps},
               {"tables", tables},
+              {"ssd",
+               {{"run", Json::parse(SsdWearToJson(wear))},
+                {"rated_write_bytes", reader->job().ssd.rated_write_bytes}}},
               {"dense_bytes", dense_bytes},
               {"settings", settings},
               {"job", checkpoint.job_yaml}};
@@ -208,13 +251,23 @@ std::string OverviewText(const Json& view) {
                       FormatCount(view["examples"].get<std::uint64_t>()),
                       FormatCount(view["steps"].get<std::uint64_t>()), view["epoch"].dump());
   for (const Json& table : view["tables"]) {
-    text +=
-        fmt::format("  table {}: {} rows of {} bytes in {} shards, {} live, {} on disk\n",
-                    table["name"].get<std::string>(),
-                    FormatCount(table["rows"].get<std::uint64_t>()), table["row_bytes"].dump(),
-                    table["shards"].dump(), FormatBytes(table["live_bytes"].get<std::uint64_t>()),
-                    FormatBytes(table["disk_bytes"].get<std::uint64_t>()));
+    text += fmt::format(
+        "  table {}: {} rows of {} bytes in {} shards, {} live, {} stale, {} on disk, "
+        "{} more for older checkpoints\n",
+        table["name"].get<std::string>(), FormatCount(table["rows"].get<std::uint64_t>()),
+        table["row_bytes"].dump(), table["shards"].dump(),
+        FormatBytes(table["live_bytes"].get<std::uint64_t>()),
+        FormatBytes(table["stale_bytes"].get<std::uint64_t>()),
+        FormatBytes(table["disk_bytes"].get<std::uint64_t>()),
+        FormatBytes(table["checkpoint_only_bytes"].get<std::uint64_t>()));
   }
+  const Json& run = view["ssd"]["run"];
+  text += fmt::format(
+      "  SSD: {}\n",
+      SsdWearText(
+          {run["write_bytes"].get<std::uint64_t>(), run["rows_written"].get<std::uint64_t>(),
+           run["rows_compacted"].get<std::uint64_t>(), run["compaction_seconds"].get<double>()},
+          view["ssd"]["rated_write_bytes"].get<std::uint64_t>()));
   text += fmt::format("  network: {}\n", FormatBytes(view["dense_bytes"].get<std::uint64_t>()));
   text += "  settings that identify the model:\n";
   std::string last_value;
@@ -305,7 +358,7 @@ Status Inspect(FileSystem* fs, const InspectArguments& arguments, Report* report
                            RunReader::Open(fs, arguments.run));
   const bool part = arguments.digest || arguments.dense || !arguments.keys.empty();
   if (!part) {
-    TERRACE_ASSIGN_OR_RETURN(report->json, Overview(reader.get()));
+    TERRACE_ASSIGN_OR_RETURN(report->json, Overview(fs, reader.get()));
     report->text = OverviewText(report->json);
   }
   if (arguments.digest) {

@@ -26,7 +26,7 @@ constexpr std::pair<std::string_view, FileOperation> kOperations[] = {
     {"sync_directory", FileOperation::kSyncDirectory},
     {"list", FileOperation::kList},
     {"stat", FileOperation::kStat},
-    {"free_bytes", FileOperation::kFreeBytes},
+    {"space", FileOperation::kSpace},
     {"lock", FileOperation::kLock},
     {"new_read_queue", FileOperation::kNewReadQueue},
 };

@@ -297,9 +297,9 @@ Result<FileInfo> FaultyFileSystem::Stat(const std::string& path) {
   return base_->Stat(path);
 }
 
-Result<std::uint64_t> FaultyFileSystem::FreeBytes(const std::string& path) {
-  TERRACE_RETURN_IF_ERROR(CountSimple(FileOperation::kFreeBytes, path));
-  return base_->FreeBytes(path);
+Result<DiskSpace> FaultyFileSystem::Space(const std::string& path) {
+  TERRACE_RETURN_IF_ERROR(CountSimple(FileOperation::kSpace, path));
+  return base_->Space(path);
 }
 
 Result<std::string> FaultyFileSystem::DiskIdentity(const std::string& path) {

@@ -41,7 +41,7 @@ enum class FileOperation {
   kSyncDirectory,
   kList,
   kStat,
-  kFreeBytes,
+  kSpace,
   kLock,
   kNewReadQueue,
 };
@@ -90,7 +90,7 @@ class FaultyFileSystem final : public FileSystem {
   Status SyncDirectory(const std::string& path) override;
   Result<std::vector<FileInfo>> List(const std::string& path) override;
   Result<FileInfo> Stat(const std::string& path) override;
-  Result<std::uint64_t> FreeBytes(const std::string& path) override;
+  Result<DiskSpace> Space(const std::string& path) override;
   // Counts as a stat.
   Result<std::string> DiskIdentity(const std::string& path) override;
   Result<std::unique_ptr<FileLock>> Lock(const std::string& path, bool exclusive) override;

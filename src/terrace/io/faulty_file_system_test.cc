@@ -34,7 +34,7 @@ Status Exercise(FileSystem* fs) {
   }
   TERRACE_RETURN_IF_ERROR(fs->SyncDirectory("d"));
   TERRACE_RETURN_IF_ERROR(fs->Stat("d/a").status());
-  TERRACE_RETURN_IF_ERROR(fs->FreeBytes("d").status());
+  TERRACE_RETURN_IF_ERROR(fs->Space("d").status());
   TERRACE_RETURN_IF_ERROR(fs->Lock("d/a", true).status());
   TERRACE_RETURN_IF_ERROR(fs->Rename("d/a", "d/b"));
   TERRACE_ASSIGN_OR_RETURN(auto file, fs->Open("d/b", OpenMode::kRead));

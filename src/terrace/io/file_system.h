@@ -55,6 +55,12 @@ struct FileInfo {
   std::int64_t modified_micros = 0;  // Since 1970.
 };
 
+struct DiskSpace {
+  std::uint64_t device = 0;  // The same for what lies on the same disk.
+  std::uint64_t capacity_bytes = 0;
+  std::uint64_t free_bytes = 0;  // That this user may still write.
+};
+
 // One read of a batch. `status` and `bytes_read` are results: fewer bytes than asked only at the
 // end of the file.
 struct ReadRequest {
@@ -116,8 +122,7 @@ class FileSystem {
   virtual Result<std::vector<FileInfo>> List(
       const std::string& path) = 0;  // Sorted by name, "." and ".." left out.
   virtual Result<FileInfo> Stat(const std::string& path) = 0;
-  virtual Result<std::uint64_t> FreeBytes(
-      const std::string& path) = 0;  // That this user may still write.
+  virtual Result<DiskSpace> Space(const std::string& path) = 0;  // Of the disk of `path`.
   // Which disk an existing `path` lies on, as text that another disk, file system or place would
   // not have. Empty: none that a clock could tell anything of.
   virtual Result<std::string> DiskIdentity(const std::string& /*path*/) { return std::string(); }

@@ -234,11 +234,14 @@ TEST_P(FileSystemTest, LocksExcludeEachOther) {
   TERRACE_EXPECT_OK(fs_->Lock(Path("lock"), true));
 }
 
-TEST_P(FileSystemTest, FreeBytesTellsOfTheDisk) {
-  auto free_bytes = fs_->FreeBytes(root_);
-  TERRACE_ASSERT_OK(free_bytes);
-  EXPECT_GT(*free_bytes, 0u);
-  EXPECT_EQ(fs_->FreeBytes(Path("none")).status().code(), StatusCode::kNotFound);
+TEST_P(FileSystemTest, SpaceTellsOfTheDisk) {
+  auto space = fs_->Space(root_);
+  TERRACE_ASSERT_OK(space);
+  EXPECT_GT(space->free_bytes, 0u);
+  EXPECT_GE(space->capacity_bytes, space->free_bytes);
+  TERRACE_ASSERT_OK(fs_->MakeDirectories(Path("below")));
+  EXPECT_EQ(fs_->Space(Path("below"))->device, space->device);
+  EXPECT_EQ(fs_->Space(Path("none")).status().code(), StatusCode::kNotFound);
 }
 
 TEST_P(FileSystemTest, DiskIdentityIsOfThePlace) {

@@ -176,14 +176,17 @@ class PosixFileSystem final : public FileSystem {
     return MakeInfo(end == std::string::npos ? path : path.substr(start, end + 1 - start), info);
   }
 
-  Result<std::uint64_t> FreeBytes(const std::string& path) override {
+  Result<DiskSpace> Space(const std::string& path) override {
     struct statvfs info;
     int result;
     do {
       result = statvfs(path.c_str(), &info);
     } while (result != 0 && errno == EINTR);
-    if (result != 0) return ErrnoError(errno, "asking the free space of", path);
-    return static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize;
+    struct stat place;
+    if (result == 0) result = stat(path.c_str(), &place);
+    if (result != 0) return ErrnoError(errno, "asking the space of", path);
+    return DiskSpace{place.st_dev, static_cast<std::uint64_t>(info.f_blocks) * info.f_frsize,
+                     static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize};
   }
 
   Result<std::string> DiskIdentity(const std::string& path) override {

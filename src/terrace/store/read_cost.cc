@@ -200,11 +200,11 @@ Result<ReadCost> MeasureScratch(FileSystem* fs, Clock* clock, const ReadCostOpti
   if (options.quota == nullptr) return UnavailableError("no scratch file is allowed");
   // A small part of what is free: a run that just fits must not stop for it.
   constexpr std::uint64_t kShare = 8;
-  TERRACE_ASSIGN_OR_RETURN(const std::uint64_t free_bytes, fs->FreeBytes(options.folder));
+  TERRACE_ASSIGN_OR_RETURN(const DiskSpace space, fs->Space(options.folder));
   const std::uint64_t left =
       options.quota->limit() - std::min(options.quota->limit(), options.quota->used());
   const std::uint64_t bytes =
-      std::min({options.scratch_bytes, free_bytes / kShare, left / kShare}) / kLeastScratch *
+      std::min({options.scratch_bytes, space.free_bytes / kShare, left / kShare}) / kLeastScratch *
       kLeastScratch;
   if (bytes == 0) return UnavailableError("too little space for a scratch file");
   TERRACE_RETURN_IF_ERROR(options.quota->Reserve(bytes, 0));

@@ -52,6 +52,13 @@ enum class ReadMode : std::uint8_t { kPlanned, kWholeFile };
 // What leads to the rows: an entry a key, or an entry and a Bloom filter a group of keys
 // (docs/decisions/group-index.md). The rows are the same.
 enum class IndexKind : std::uint8_t { kKey, kGroup };
+// When parameter files whose stale share is above StoreOptions::stale_share are rewritten, and
+// which first.
+enum class CompactionPolicy : std::uint8_t {
+  kGain,        // When the whole store's is: where a copied row frees most, old rows rather.
+  kStaleShare,  // At once; the stalest (HPS E).
+  kModelSize,   // When the run holds more than most_run_bytes; the fewest newest rows (AIBox 4.4).
+};
 
 // Which rows nobody will miss: expired ones. Thread-safe.
 class RowExpiry {
@@ -82,8 +89,10 @@ struct StoreOptions {
   std::uint32_t row_bytes = 0;  // Payload of one row.
   std::uint64_t file_bytes = std::uint64_t{32}
                              << 20;  // A parameter file's aim; larger files cost compaction grain.
-  double stale_share =
-      0.5;  // Files above it are compacted (HPS E); use stays under live / (1 - stale_share).
+  // Only files above it are compacted. But for kModelSize, use stays under live / (1 - stale_share)
+  // and one rewrite; with background compaction a write waits while use is above that by more than
+  // two files and as many rows as it writes.
+  double stale_share = 0.3333;
   bool direct_io = true;
   ReadQueueOptions read_queue;
   // For reads; as much again for writing and for compaction. An index by group has more buffers
@@ -113,6 +122,10 @@ struct StoreOptions {
   const RowExpiry* expiry = nullptr;
   bool read_only =
       false;  // A reader beside the trainer: nothing is written, removed or locked exclusively.
+  CompactionPolicy compaction = CompactionPolicy::kGain;
+  // Of kModelSize: by the quota's count and what it leaves free, without files that only manifests
+  // hold.
+  std::uint64_t most_run_bytes = 0;
 };
 
 struct StoreStats {
@@ -131,6 +144,8 @@ struct StoreStats {
   std::uint64_t checkpoint_only_bytes = 0;      // Files that only kept manifests name.
   std::uint64_t index_bytes = 0;                // Memory of the index.
   std::uint64_t files = 0;
+  double compaction_wait_seconds = 0;  // Of writes, for compaction to catch up.
+  std::uint64_t stale_bytes = 0;       // Of the store's files: records that are not the newest.
 
   StoreStats& operator+=(const StoreStats& other);  // For several stores.
 };
@@ -221,7 +236,7 @@ class Store {
   virtual Status ForEachRow(std::uint64_t buffer_bytes,
                             const std::function<Status(const RowView&)>& visit) = 0;
 
-  // Runs compaction until no file is above the stale share. For tests and for the quota.
+  // Runs compaction until none is due. For tests.
   virtual Status CompactNow() = 0;
 
   // Bytes of the quota that Write leaves free from now on, for the last checkpoint and one

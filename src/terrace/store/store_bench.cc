@@ -8,25 +8,28 @@
 //   store_bench [--tiny] [--folder F] [--keys N] [--row-bytes B] [--gap BYTES] [--repeats R]
 //               [--seed S] [--update-seconds T] [--read-threads N] [--whole-file 0|1] [--depth N]
 //               [--batch N]...    (besides 20,000, 200,000 and 1,000,000)
+//               [--file-mib M] [--zipf 0|1] [--file-sizes 0|1]
 //               [--group 0|1]     (the index by group: what it is measured by is an index by key's)
-//               [--zipf 0|1]      (ranks of a power law with exponent 1, not uniform ones)
+//
+// --zipf draws keys by Zipf's law of exponent 1. --file-sizes 1 measures nothing but what the size
+// of a parameter file costs: for sizes up to 256 MiB, uniform and Zipf overwrites with compaction
+// paid, and after them reads of the first size of batch, planned and by whole files.
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "terrace/base/clock.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
+#include "terrace/base/testing/bench_flags.h"
 #include "terrace/io/file_system.h"
 #include "terrace/store/read_cost.h"
 #include "terrace/store/store.h"
+#include "terrace/store/testing/bench_rows.h"
 
 namespace terrace {
 namespace {
@@ -41,7 +44,6 @@ struct Settings {
   std::uint64_t read_threads = 1;
   std::uint64_t whole_file = 0;
   std::uint64_t group = 0;
-  std::uint64_t zipf = 0;
   std::uint64_t depth = static_cast<std::uint64_t>(ReadQueueOptions().depth);
   std::uint64_t repeats = 5;
   std::uint64_t seed = 1;
@@ -49,27 +51,12 @@ struct Settings {
   std::vector<std::uint64_t> batches = {20'000, 200'000, 1'000'000};
   std::uint64_t load_batch = 500'000;
   std::uint64_t disk_mib = 512;
+  std::uint64_t file_mib = StoreOptions().file_bytes / kMiB;
+  std::uint64_t zipf = 0;
+  bool tiny = false;  // Everything, on little.
+  std::uint64_t file_sizes = 0;
+  std::vector<std::uint64_t> sizes_mib = {4, 8, 16, 32, 64, 128, 256};
 };
-
-// The i-th key; a bijection, so that keys are distinct.
-Key KeyAt(std::uint64_t i) { return MixKey(i ^ 0x5555); }
-
-void MakeRow(Key key, std::uint64_t generation, std::byte* row, std::uint64_t row_bytes) {
-  for (std::uint64_t at = 0; at < row_bytes; at += 8) {
-    const std::uint64_t word = at == 0 ? generation : HashCombine(key, generation + at);
-    std::memcpy(row + at, &word, std::min<std::uint64_t>(8, row_bytes - at));
-  }
-}
-
-bool IsRow(Key key, const std::byte* row, std::uint64_t row_bytes, std::uint64_t* generation) {
-  std::memcpy(generation, row, 8);
-  std::uint64_t word;
-  for (std::uint64_t at = 8; at + 8 <= row_bytes; at += 8) {
-    std::memcpy(&word, row + at, 8);
-    if (word != HashCombine(key, *generation + at)) return false;
-  }
-  return true;
-}
 
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -124,61 +111,65 @@ class PlanModel {
   std::vector<double> steps_;
 };
 
+// Medians of batches; shares are of what the disk gave a moment before.
+struct ReadFigures {
+  std::vector<double> seconds;  // Sorted.
+  double cpu = 0, request_seconds = 0, bytes_per_second = 0;
+  double of_own_plan = 0, of_best_plan = 0, of_sectors = 0;
+  double requests_a_key = 0, bytes_a_key = 0;
+};
+
+struct UpdateFigures {
+  double written = 0;                                                            // Rows.
+  double writing = 0, waiting = 0, total = 0, longest = 0, median = 0, cpu = 0;  // Seconds.
+  double amplification = 0, of_disk = 0, space = 0;
+};
+
 class Bench {
  public:
   Bench(FileSystem* fs, const Settings& settings)
-      : fs_(fs), settings_(settings), rng_(settings.seed + 1) {}
+      : fs_(fs), settings_(settings), rows_(settings.keys, settings.row_bytes, settings.seed + 1) {}
 
   Status Run();
+  // One size of files, one line.
+  Status RunFileSize();
 
  private:
   Status Load();
+  Status Prepare();
+  Status MeasureBatches(std::uint64_t batch, ReadFigures* figures);
   Status ReadBatches(std::uint64_t batch);
+  Status MeasureUpdates(UpdateFigures* figures);
   Status Update();
   Status Reopen();
   // What reads cost now, on the store's own files.
   Status MeasureReads();
   void DrawKeys(std::uint64_t n);
+  void FindPlaces();  // Of the chosen rows.
   Status ReadOnce(std::uint64_t n, double* seconds, double* cpu);
 
   FileSystem* const fs_;
   const Settings settings_;
-  Rng rng_;
   double disk_writes_ = 0;  // Bytes a second.
   ReadCost cost_;           // Of the last measurement.
   StoreOptions options_;
   DiskQuota quota_{std::uint64_t{1} << 40};
   std::unique_ptr<Store> store_;
-  std::vector<Key> keys_;
-  std::vector<std::byte> bytes_;
+  BenchRows rows_;
   std::vector<const std::byte*> sources_;
   std::vector<std::byte*> targets_;
-  std::vector<std::uint8_t> found_;
 };
 
-// Distinct, by a random step through a range of which it is a generator.
 void Bench::DrawKeys(std::uint64_t n) {
-  keys_.resize(n);
-  const std::uint64_t start = rng_.Below(settings_.keys);
-  // Every place of n equal ranges once, shuffled: distinct and uniform enough for any plan.
-  std::unordered_set<std::uint64_t> ranks;
-  while (settings_.zipf != 0 && ranks.size() < n) {
-    // Log-uniform: rank r comes as often as 1 / r says.
-    const double rank = std::pow(static_cast<double>(settings_.keys), rng_.Unit());
-    if (!ranks.insert(static_cast<std::uint64_t>(rank) - 1).second) continue;
-    keys_[ranks.size() - 1] = KeyAt(static_cast<std::uint64_t>(rank) - 1);
-  }
-  for (std::uint64_t i = 0; settings_.zipf == 0 && i < n; ++i) {
-    const std::uint64_t begin = i * settings_.keys / n, end = (i + 1) * settings_.keys / n;
-    keys_[i] = KeyAt((start + begin + rng_.Below(end - begin)) % settings_.keys);
-  }
-  for (std::uint64_t i = n; i > 1; --i) std::swap(keys_[i - 1], keys_[rng_.Below(i)]);
-  bytes_.resize(n * settings_.row_bytes);
-  sources_.resize(n);
-  targets_.resize(n);
-  found_.resize(n);
-  for (std::uint64_t i = 0; i < n; ++i) {
-    sources_[i] = targets_[i] = bytes_.data() + i * settings_.row_bytes;
+  settings_.zipf != 0 ? rows_.ChooseZipf(n) : rows_.ChooseUniform(n);
+  FindPlaces();
+}
+
+void Bench::FindPlaces() {
+  sources_.resize(rows_.keys().size());
+  targets_.resize(rows_.keys().size());
+  for (std::size_t i = 0; i < targets_.size(); ++i) {
+    sources_[i] = targets_[i] = rows_.bytes().data() + i * settings_.row_bytes;
   }
 }
 
@@ -187,14 +178,12 @@ Status Bench::Load() {
   double seconds = 0, cpu = 0;
   for (std::uint64_t begin = 0; begin < settings_.keys; begin += settings_.load_batch) {
     const std::uint64_t n = std::min(settings_.load_batch, settings_.keys - begin);
-    DrawKeys(n);
-    for (std::uint64_t i = 0; i < n; ++i) {
-      keys_[i] = KeyAt(begin + i);
-      MakeRow(keys_[i], 1, targets_[i], settings_.row_bytes);
-    }
+    rows_.ChooseRange(begin, n);
+    rows_.Make(1);
+    FindPlaces();
     const double start = clock->MonotonicSeconds();
     const double cpu_before = ThreadCpuSeconds();
-    TERRACE_RETURN_IF_ERROR(store_->Write(keys_, sources_, std::vector<std::uint8_t>(n, 0)));
+    TERRACE_RETURN_IF_ERROR(store_->Write(rows_.keys(), sources_, std::vector<std::uint8_t>(n, 0)));
     cpu += ThreadCpuSeconds() - cpu_before;
     seconds += clock->MonotonicSeconds() - start;
   }
@@ -218,16 +207,10 @@ Status Bench::ReadOnce(std::uint64_t n, double* seconds, double* cpu) {
   DrawKeys(n);
   const double cpu_before = ProcessCpuSeconds();
   const double start = Clock::Real()->MonotonicSeconds();
-  TERRACE_RETURN_IF_ERROR(store_->Read(keys_, targets_, found_));
+  TERRACE_RETURN_IF_ERROR(store_->Read(rows_.keys(), targets_, rows_.found()));
   *seconds = Clock::Real()->MonotonicSeconds() - start;
   *cpu = ProcessCpuSeconds() - cpu_before;
-  for (std::uint64_t i = 0; i < n; ++i) {
-    std::uint64_t generation;
-    if (found_[i] == 0 || !IsRow(keys_[i], targets_[i], settings_.row_bytes, &generation)) {
-      return InternalError("a row is lost or wrong");
-    }
-  }
-  return OkStatus();
+  return rows_.AllRight() ? OkStatus() : InternalError("a row is lost or wrong");
 }
 
 Status Bench::MeasureReads() {
@@ -248,10 +231,12 @@ Status Bench::MeasureReads() {
   return OkStatus();
 }
 
-Status Bench::ReadBatches(std::uint64_t batch) {
+Status Bench::MeasureBatches(std::uint64_t batch, ReadFigures* figures) {
   const double record_bytes = static_cast<double>((settings_.row_bytes + 7) / 8 * 8 + 24);
-  const PlanModel model(batch, settings_.keys, record_bytes, &rng_);
-  std::vector<double> seconds(settings_.repeats), of_own_plan, of_best_plan, of_sectors, cpu, a, b;
+  const PlanModel model(batch, settings_.keys, record_bytes, rows_.rng());
+  std::vector<double>& seconds = figures->seconds;
+  seconds.resize(settings_.repeats);
+  std::vector<double> of_own_plan, of_best_plan, of_sectors, cpu, a, b;
   const auto n = static_cast<double>(batch);
   const StoreStats first = store_->stats();
   StoreStats before = first;
@@ -272,63 +257,84 @@ Status Bench::ReadBatches(std::uint64_t batch) {
     before = after;
   }
   std::sort(seconds.begin(), seconds.end());
-  const auto requests = static_cast<double>(before.read_requests - first.read_requests);
   const auto rows = static_cast<double>(before.rows_read - first.rows_read);
+  figures->cpu = Median(cpu);
+  figures->request_seconds = Median(a);
+  figures->bytes_per_second = Median(b);
+  figures->of_own_plan = Median(of_own_plan);
+  figures->of_best_plan = Median(of_best_plan);
+  figures->of_sectors = Median(of_sectors);
+  figures->requests_a_key = static_cast<double>(before.read_requests - first.read_requests) / rows;
+  figures->bytes_a_key = static_cast<double>(before.read_bytes - first.read_bytes) / rows;
+  return OkStatus();
+}
+
+Status Bench::ReadBatches(std::uint64_t batch) {
+  ReadFigures read;
+  TERRACE_RETURN_IF_ERROR(MeasureBatches(batch, &read));
+  const auto n = static_cast<double>(batch);
   std::printf(
       "read %8llu keys: %.0f K keys/s (%.0f..%.0f), %.0f %% of the cheapest plan's model, %.0f %% "
       "of its own plan's, %.0f %% of the disk's random sectors; a = %.2f us, b = %.2f GB/s; CPU "
       "%.2f us a key; %.2f requests and %.0f bytes a key\n",
-      static_cast<unsigned long long>(batch), n / Median(seconds) * 1e-3, n / seconds.back() * 1e-3,
-      n / seconds.front() * 1e-3, 100 * Median(of_best_plan), 100 * Median(of_own_plan),
-      100 * Median(of_sectors), Median(a) * 1e6, Median(b) * 1e-9, Median(cpu) / n * 1e6,
-      requests / rows, static_cast<double>(before.read_bytes - first.read_bytes) / rows);
+      static_cast<unsigned long long>(batch), n / Median(read.seconds) * 1e-3,
+      n / read.seconds.back() * 1e-3, n / read.seconds.front() * 1e-3, 100 * read.of_best_plan,
+      100 * read.of_own_plan, 100 * read.of_sectors, read.request_seconds * 1e6,
+      read.bytes_per_second * 1e-9, read.cpu / n * 1e6, read.requests_a_key, read.bytes_a_key);
   std::fflush(stdout);
   return OkStatus();
 }
 
-Status Bench::Update() {
+Status Bench::MeasureUpdates(UpdateFigures* figures) {
   const Clock* clock = Clock::Real();
   const std::uint64_t batch = std::min<std::uint64_t>(200'000, settings_.keys / 4);
   const StoreStats before = store_->stats();
-  double writing = 0, longest = 0;
-  std::uint64_t written = 0, generation = 1;
+  std::vector<double> writes;
+  std::uint64_t generation = 1;
   const double begin = clock->MonotonicSeconds();
-  double making = 0, cpu = 0;
+  double making = 0;
   const std::vector<std::uint8_t> stored(batch, 1);
   do {
     const double made = clock->MonotonicSeconds();
     ++generation;
     DrawKeys(batch);
-    for (std::uint64_t i = 0; i < batch; ++i) {
-      MakeRow(keys_[i], generation, targets_[i], settings_.row_bytes);
-    }
+    rows_.Make(generation);
     const double start = clock->MonotonicSeconds();
     making += start - made;
     const double cpu_before = ThreadCpuSeconds();
-    TERRACE_RETURN_IF_ERROR(store_->Write(keys_, sources_, stored));
-    cpu += ThreadCpuSeconds() - cpu_before;
-    const double one = clock->MonotonicSeconds() - start;
-    writing += one;
-    longest = std::max(longest, one);
-    written += batch;
+    TERRACE_RETURN_IF_ERROR(store_->Write(rows_.keys(), sources_, stored));
+    figures->cpu += ThreadCpuSeconds() - cpu_before;
+    writes.push_back(clock->MonotonicSeconds() - start);
+    figures->writing += writes.back();
+    figures->written += static_cast<double>(batch);
     TERRACE_RETURN_IF_ERROR(store_->background_status());
   } while (clock->MonotonicSeconds() - begin < static_cast<double>(settings_.update_seconds));
   TERRACE_RETURN_IF_ERROR(store_->CompactNow());
-  const double total = clock->MonotonicSeconds() - begin - making;
+  figures->total = clock->MonotonicSeconds() - begin - making;
+  figures->longest = *std::max_element(writes.begin(), writes.end());
+  figures->median = Median(writes);
   const StoreStats after = store_->stats();
-  const double amplification =
-      static_cast<double>(after.write_bytes - before.write_bytes) /
-      (static_cast<double>(written) * static_cast<double>((settings_.row_bytes + 7) / 8 * 8 + 40));
+  const auto bytes = static_cast<double>(after.write_bytes - before.write_bytes);
+  figures->waiting = after.compaction_wait_seconds - before.compaction_wait_seconds;
+  figures->amplification =
+      bytes / (figures->written * static_cast<double>((settings_.row_bytes + 7) / 8 * 8 + 40));
+  figures->of_disk = bytes / figures->total / disk_writes_;
+  figures->space = static_cast<double>(after.disk_bytes - after.checkpoint_only_bytes) /
+                   static_cast<double>(after.live_bytes);
+  return OkStatus();
+}
+
+Status Bench::Update() {
+  UpdateFigures update;
+  TERRACE_RETURN_IF_ERROR(MeasureUpdates(&update));
   std::printf(
       "update: bursts %.2f M keys/s, sustained with compaction paid %.2f M keys/s at write "
       "amplification %.2f (%.0f %% of what the disk's writes allow), space %.2fx, longest write "
-      "%.3f s, CPU of the writing thread %.3f us a key\n",
-      static_cast<double>(written) / writing * 1e-6, static_cast<double>(written) / total * 1e-6,
-      amplification,
-      100 * static_cast<double>(after.write_bytes - before.write_bytes) / total / disk_writes_,
-      static_cast<double>(after.disk_bytes - after.checkpoint_only_bytes) /
-          static_cast<double>(after.live_bytes),
-      longest, cpu / static_cast<double>(written) * 1e6);
+      "%.3f s of a median of %.3f, %.0f %% of the writing for compaction to catch up, CPU of the "
+      "writing thread %.3f us a key\n",
+      update.written / update.writing * 1e-6, update.written / update.total * 1e-6,
+      update.amplification, 100 * update.of_disk, update.space, update.longest, update.median,
+      100 * update.waiting / update.writing, update.cpu / update.written * 1e6);
   return OkStatus();
 }
 
@@ -352,7 +358,7 @@ Status Bench::Reopen() {
   return ReadOnce(std::min<std::uint64_t>(settings_.keys / 2, 20'000), &read_seconds, &read_cpu);
 }
 
-Status Bench::Run() {
+Status Bench::Prepare() {
   TERRACE_ASSIGN_OR_RETURN(disk_writes_, MeasureWrites(fs_, settings_));
   options_.directory = JoinPath(settings_.folder, "store_bench.rows");
   options_.table = "bench";
@@ -361,6 +367,7 @@ Status Bench::Run() {
   options_.read_queue.depth = static_cast<int>(settings_.depth);
   if (settings_.group != 0) options_.index = IndexKind::kGroup;
   options_.expected_rows = settings_.keys;
+  options_.file_bytes = settings_.file_mib * kMiB;
   options_.read_mode = settings_.whole_file != 0 ? ReadMode::kWholeFile : ReadMode::kPlanned;
   TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, options_.directory));
   ReadCostOptions calibration;
@@ -382,7 +389,39 @@ Status Bench::Run() {
       Clock::Real()->MonotonicSeconds() - start, known.why.c_str(), disk_writes_ * 1e-9,
       static_cast<double>(options_.merge_gap_bytes) / 1024);
   TERRACE_ASSIGN_OR_RETURN(store_, Store::Create(fs_, Clock::Real(), &quota_, options_));
-  TERRACE_RETURN_IF_ERROR(Load());
+  return Load();
+}
+
+Status Bench::RunFileSize() {
+  TERRACE_RETURN_IF_ERROR(Prepare());
+  UpdateFigures update;
+  TERRACE_RETURN_IF_ERROR(MeasureUpdates(&update));
+  TERRACE_ASSIGN_OR_RETURN(const ManifestReference reference, store_->Commit(2));
+  TERRACE_RETURN_IF_ERROR(store_->Drop(1));
+  ReadFigures reads[2];
+  for (const ReadMode mode : {ReadMode::kPlanned, ReadMode::kWholeFile}) {
+    store_.reset();
+    options_.read_mode = mode;
+    TERRACE_ASSIGN_OR_RETURN(
+        store_, Store::Open(fs_, Clock::Real(), &quota_, options_, reference, {&reference, 1}));
+    TERRACE_RETURN_IF_ERROR(
+        MeasureBatches(settings_.batches.front(), &reads[static_cast<int>(mode)]));
+  }
+  std::printf(
+      "files of %4llu MiB, %s: overwrites at %3.0f %% of what the disk's writes allow, write "
+      "amplification %.2f, space %.2fx, longest write %.1f medians; reads of the cheapest plan's "
+      "model: planned %3.0f %%, whole_file %3.0f %%\n",
+      static_cast<unsigned long long>(settings_.file_mib),
+      settings_.zipf != 0 ? "Zipf   " : "uniform", 100 * update.of_disk, update.amplification,
+      update.space, update.longest / update.median, 100 * reads[0].of_best_plan,
+      100 * reads[1].of_best_plan);
+  std::fflush(stdout);
+  store_.reset();
+  return RemoveTree(fs_, options_.directory);
+}
+
+Status Bench::Run() {
+  TERRACE_RETURN_IF_ERROR(Prepare());
   for (const std::uint64_t batch : settings_.batches) {
     if (batch * 2 <= settings_.keys) TERRACE_RETURN_IF_ERROR(ReadBatches(batch));
   }
@@ -394,41 +433,47 @@ Status Bench::Run() {
   return RemoveTree(fs_, options_.directory);
 }
 
-bool ParseArguments(const std::vector<std::string>& arguments, Settings* settings) {
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i] == "--tiny") {
-      settings->keys = 20'000;
-      settings->batches = {200, 5'000};
-      settings->load_batch = 5'000;
-      settings->repeats = 2;
-      settings->update_seconds = 0;
-      settings->disk_mib = 16;
-      continue;
+Status RunAll(FileSystem* fs, Settings settings) {
+  if (settings.tiny || settings.file_sizes == 0) TERRACE_RETURN_IF_ERROR(Bench(fs, settings).Run());
+  if (!settings.tiny && settings.file_sizes == 0) return OkStatus();
+  for (const std::uint64_t zipf : {0, 1}) {
+    for (const std::uint64_t size : settings.sizes_mib) {
+      settings.zipf = zipf;
+      settings.file_mib = size;
+      TERRACE_RETURN_IF_ERROR(Bench(fs, settings).RunFileSize());
     }
-    if (i + 1 >= arguments.size()) return false;
-    const std::string& value = arguments[++i];
-    if (arguments[i - 1] == "--folder") {
-      settings->folder = value;
-      continue;
-    }
-    std::uint64_t* number = arguments[i - 1] == "--keys"        ? &settings->keys
-                            : arguments[i - 1] == "--batch"     ? &settings->batches.emplace_back()
-                            : arguments[i - 1] == "--row-bytes" ? &settings->row_bytes
-                            : arguments[i - 1] == "--gap"       ? &settings->gap_bytes
-                            : arguments[i - 1] == "--repeats"   ? &settings->repeats
-                            : arguments[i - 1] == "--seed"      ? &settings->seed
-                            : arguments[i - 1] == "--update-seconds" ? &settings->update_seconds
-                            : arguments[i - 1] == "--read-threads"   ? &settings->read_threads
-                            : arguments[i - 1] == "--whole-file"     ? &settings->whole_file
-                            : arguments[i - 1] == "--group"          ? &settings->group
-                            : arguments[i - 1] == "--zipf"           ? &settings->zipf
-                            : arguments[i - 1] == "--depth"          ? &settings->depth
-                                                                     : nullptr;
-    if (number == nullptr) return false;
-    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), *number);
-    if (error != std::errc() || end != value.data() + value.size()) return false;
   }
-  return settings->keys >= 1000 && settings->row_bytes >= 8 && settings->repeats > 0;
+  return OkStatus();
+}
+
+bool ParseArguments(int argc, char** argv, Settings* settings) {
+  BenchFlags flags([settings] {
+    settings->tiny = true;
+    settings->keys = 20'000;
+    settings->batches = {200, 5'000};
+    settings->load_batch = 5'000;
+    settings->repeats = 2;
+    settings->update_seconds = 0;
+    settings->disk_mib = 16;
+    settings->sizes_mib = {1, 2};
+  });
+  flags.Add("folder", &settings->folder);
+  flags.Add("keys", &settings->keys);
+  flags.Add("batch", &settings->batches);
+  flags.Add("row-bytes", &settings->row_bytes);
+  flags.Add("gap", &settings->gap_bytes);
+  flags.Add("repeats", &settings->repeats);
+  flags.Add("seed", &settings->seed);
+  flags.Add("update-seconds", &settings->update_seconds);
+  flags.Add("read-threads", &settings->read_threads);
+  flags.Add("whole-file", &settings->whole_file);
+  flags.Add("group", &settings->group);
+  flags.Add("zipf", &settings->zipf);
+  flags.Add("depth", &settings->depth);
+  flags.Add("file-mib", &settings->file_mib);
+  flags.Add("file-sizes", &settings->file_sizes);
+  return flags.Parse(argc, argv) && settings->keys >= 1000 && settings->row_bytes >= 8 &&
+         settings->repeats > 0 && settings->file_mib > 0;
 }
 
 }  // namespace
@@ -437,14 +482,8 @@ bool ParseArguments(const std::vector<std::string>& arguments, Settings* setting
 int main(int argc, char** argv) {
   terrace::ConfigureAllocator();
   terrace::Settings settings;
-  if (!terrace::ParseArguments(std::vector<std::string>(argv + 1, argv + argc), &settings)) {
-    std::fprintf(stderr,
-                 "usage: store_bench [--tiny] [--folder F] [--keys N] [--row-bytes B] [--gap BYTES]"
-                 " [--repeats R] [--seed S] [--update-seconds T] [--read-threads N]"
-                 " [--whole-file 0|1] [--depth N] [--group 0|1] [--zipf 0|1] [--batch N]...\n");
-    return 2;
-  }
-  const terrace::Status status = terrace::Bench(terrace::FileSystem::Posix(), settings).Run();
+  if (!terrace::ParseArguments(argc, argv, &settings)) return 2;
+  const terrace::Status status = terrace::RunAll(terrace::FileSystem::Posix(), settings);
   if (status.ok()) return 0;
   std::fprintf(stderr, "store_bench: %s\n", status.ToString().c_str());
   return 1;

@@ -57,52 +57,87 @@ struct StoreImpl::Compaction {
   std::vector<Moved> dropped_deletions;
 };
 
-double StoreImpl::ReclaimableShare(const StoredFile& file) const {
-  std::uint64_t rows = file.stale;
-  if (files_gone_ >= file.deletions_due) rows += file.live_deletions;
-  return static_cast<double>(rows) / static_cast<double>(file.info.rows);
+FileUse StoreImpl::UseOf(const StoredFile& file) const {
+  const bool deletions_too = files_gone_ >= file.deletions_due;
+  return {file.info.rows, file.stale + (deletions_too ? file.live_deletions : 0)};
 }
 
-bool StoreImpl::CompactionDue() const {
-  std::size_t small = 0;
+void StoreImpl::Pace(std::uint64_t bytes) {
+  if (options_.background_compaction) pace_.Pass(bytes);
+}
+
+FileUse StoreImpl::StoreUse() const {
+  FileUse use;
   for (const FilePtr& file : slots_) {
-    if (file == nullptr || !file->live || file->publishing) continue;
-    if (ReclaimableShare(*file) > options_.stale_share) return true;
-    small += IsSmall(*file, rows_per_file_) ? 1 : 0;
+    if (file == nullptr || !file->live) continue;
+    const FileUse of_file = UseOf(*file);
+    use.rows += of_file.rows;
+    use.reclaimable += of_file.reclaimable;
   }
-  return small > kMostSmallFiles;
+  return use;
 }
 
-void StoreImpl::PickInputs(bool freeing_only, Compaction* round) {
-  std::vector<std::pair<double, FilePtr>> shares;
+void StoreImpl::AwaitCompaction(std::uint64_t rows) {
+  const auto slack = static_cast<double>(2 * rows_per_file_ + rows);
+  MutexLock lock(&mu_);
+  if (rule_.RowsAbove(StoreUse()) <= slack) return;
+  ScopedTimer timer(clock_, &compaction_wait_nanos_);
+  const CompactionPace::Hold hurry(&pace_, CompactionPace::kHurry);
+  // A quota that leaves no room for a rewrite, or an error, is met by the write itself.
+  while (rule_.RowsAbove(StoreUse()) > slack && poison_.ok() && background_.ok() &&
+         !compaction_blocked_ && !DueFiles(/*freeing_only=*/false).empty()) {
+    compacted_.Wait(&mu_);
+  }
+}
+
+std::uint64_t StoreImpl::RunBytes() const {
+  std::uint64_t bytes = quota_->used() + keep_free_.load(std::memory_order_relaxed);
+  for (const FilePtr& file : retired_) bytes -= file->info.bytes;
+  return bytes;
+}
+
+std::vector<FilePtr> StoreImpl::DueFiles(bool freeing_only) const {
+  std::vector<std::pair<double, FilePtr>> worth;
   std::vector<FilePtr> small;
+  FileUse store;
   for (const FilePtr& file : slots_) {
     if (file == nullptr || !file->live || file->publishing) continue;
     if (freeing_only && file->named_by > 0) continue;
-    if (const double share = ReclaimableShare(*file); share > options_.stale_share) {
-      shares.emplace_back(share, file);
-    } else if (IsSmall(*file, rows_per_file_)) {
-      small.push_back(file);
+    const FileUse use = UseOf(*file);
+    store.rows += use.rows;
+    store.reclaimable += use.reclaimable;
+    if (rule_.IsWorth(use)) {
+      worth.emplace_back(rule_.Rank(use, sequence_ - file->info.max_sequence + 1), file);
     }
+    if (IsSmall(*file, rows_per_file_)) small.push_back(file);
   }
-  // Where most is gained first.
-  std::sort(shares.begin(), shares.end(), [](const auto& x, const auto& y) {
-    return x.first != y.first ? x.first > y.first : x.second->info.id < y.second->info.id;
-  });
-  std::vector<FilePtr> candidates;
-  for (auto& [share, file] : shares) candidates.push_back(std::move(file));
+  std::vector<FilePtr> due;
+  // For space at once, what the policy would leave for later too.
+  if (!worth.empty() && (freeing_only || rule_.Due(store, RunBytes()))) {
+    std::sort(worth.begin(), worth.end(), [](const auto& x, const auto& y) {
+      return x.first != y.first ? x.first > y.first : x.second->info.id < y.second->info.id;
+    });
+    for (auto& [rank, file] : worth) due.push_back(std::move(file));
+  }
   if (small.size() > kMostSmallFiles) {
     std::sort(small.begin(), small.end(), [](const FilePtr& a, const FilePtr& b) {
       return a->info.rows != b->info.rows ? a->info.rows < b->info.rows : a->info.id < b->info.id;
     });
-    candidates.insert(candidates.end(), small.begin(), small.end());
+    const bool has_worth = !due.empty();
+    for (FilePtr& file : small) {
+      if (!has_worth || !rule_.IsWorth(UseOf(*file))) due.push_back(std::move(file));
+    }
   }
+  return due;
+}
+
+void StoreImpl::PickInputs(bool freeing_only, Compaction* round) {
   // One round rewrites about one file's worth, so that little space is needed beside the inputs.
   const std::uint64_t least =
       std::max(kLeastInputBytes, SectionCursor::LeastBuffer(layout_.record_bytes));
   const std::size_t most_inputs = std::max<std::size_t>(2, compact_input_bytes_ / least);
   std::uint64_t newest_rows = 0;
-  for (const FilePtr& file : candidates) {
+  for (const FilePtr& file : DueFiles(freeing_only)) {
     const std::uint64_t rows = file->info.rows - file->stale;
     if (!round->inputs.empty() &&
         (newest_rows + rows > rows_per_file_ || round->inputs.size() == most_inputs)) {
@@ -132,7 +167,8 @@ void StoreImpl::CompactLoop() {
       MutexLock lock(&mu_);
       while (!stopping_.load(std::memory_order_relaxed) &&
              (!background_.ok() || !poison_.ok() ||
-              !(GoneToRemove() || SweepDue() || (!compaction_blocked_ && CompactionDue())))) {
+              !(GoneToRemove() || SweepDue() ||
+                (!compaction_blocked_ && !DueFiles(/*freeing_only=*/false).empty())))) {
         compaction_wanted_.Wait(&mu_);
       }
       if (stopping_.load(std::memory_order_relaxed)) return;
@@ -149,6 +185,7 @@ void StoreImpl::CompactLoop() {
     LogText(LogLevel::kError, status.ToString());
     MutexLock lock(&mu_);
     if (background_.ok()) background_ = status;
+    compacted_.NotifyAll();
   }
 }
 
@@ -158,6 +195,7 @@ Status StoreImpl::CompactNow() {
 }
 
 Status StoreImpl::CompactAll(bool freeing_only) {
+  const CompactionPace::Hold hurry(&pace_, CompactionPace::kHurry);
   MutexLock compact(&compact_mu_);
   // For space at once a sweep takes too long.
   for (bool swept = !freeing_only; swept;) TERRACE_RETURN_IF_ERROR(SweepNext(&swept));
@@ -175,7 +213,7 @@ Status StoreImpl::CompactRound(bool freeing_only, bool* compacted) {
   Compaction round;
   {
     MutexLock lock(&mu_);
-    if (!poison_.ok() || !CompactionDue()) return OkStatus();
+    if (!poison_.ok()) return OkStatus();
     PickInputs(freeing_only, &round);
     if (round.inputs.empty()) return OkStatus();
   }
@@ -192,6 +230,7 @@ Status StoreImpl::CompactRound(bool freeing_only, bool* compacted) {
     ReleaseInputs(&round);
     MutexLock lock(&mu_);
     compaction_blocked_ = true;  // Not a failure: the next removal of a file makes room.
+    compacted_.NotifyAll();
     return OkStatus();
   }
   SyncPoint::Hit("store.compact.before_write");
@@ -290,6 +329,7 @@ Status StoreImpl::WalkKeys(const StoredFile& file,
     if (cursor.needs_fill()) {
       if (stopping_.load(std::memory_order_relaxed)) return AbortedError("the store is closing");
       TERRACE_RETURN_IF_ERROR(cursor.Fill());
+      Pace((cursor.buffered_end() - cursor.index()) * kKeyEntryBytes);
     }
     KeyEntry entry;
     std::memcpy(&entry, cursor.entry(cursor.index()), sizeof entry);
@@ -347,6 +387,9 @@ Status StoreImpl::JudgeBuffered(Compaction* round, MergeSource* source) {
       source->judged[i] = Compaction::kStale;
     }
   }
+  const auto stale = std::count(source->judged.begin(), source->judged.end(), Compaction::kStale);
+  // Read, and written where they are newest.
+  Pace((2 * n - static_cast<std::uint64_t>(stale)) * layout_.record_bytes);
   return OkStatus();
 }
 
@@ -474,6 +517,7 @@ void StoreImpl::PublishCompaction(Compaction* round) {
     Retire(file.get());
     file->compacting = false;
   }
+  compacted_.NotifyAll();
 }
 
 void StoreImpl::MoveBatch(std::span<const Moved> items, StoredFile* output,

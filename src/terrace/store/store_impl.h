@@ -19,6 +19,8 @@
 #include "terrace/base/mutex.h"
 #include "terrace/base/thread.h"
 #include "terrace/io/write_queue.h"
+#include "terrace/store/compaction_pace.h"
+#include "terrace/store/compaction_policy.h"
 #include "terrace/store/index.h"
 #include "terrace/store/key_index.h"
 #include "terrace/store/key_windows.h"
@@ -231,9 +233,18 @@ class StoreImpl final : public Store {
   Status CompactRound(bool freeing_only, bool* compacted) TERRACE_REQUIRES(compact_mu_)
       TERRACE_EXCLUDES(mu_);
   Status CompactAll(bool freeing_only) TERRACE_EXCLUDES(mu_, compact_mu_);
+  // The files that are to be compacted, in this order; none: none is due.
+  std::vector<FilePtr> DueFiles(bool freeing_only) const TERRACE_REQUIRES(mu_);
   void PickInputs(bool freeing_only, Compaction* round) TERRACE_REQUIRES(mu_);
-  bool CompactionDue() const TERRACE_REQUIRES(mu_);
-  double ReclaimableShare(const StoredFile& file) const TERRACE_REQUIRES(mu_);
+  FileUse UseOf(const StoredFile& file) const TERRACE_REQUIRES(mu_);
+  // Bytes that compaction has moved. Blocks: on its own thread, see CompactionPace.
+  void Pace(std::uint64_t bytes);
+  // Blocks: until compaction has caught up with the writes before one of so many rows.
+  void AwaitCompaction(std::uint64_t rows) TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
+  // Of the store's present state.
+  FileUse StoreUse() const TERRACE_REQUIRES(mu_);
+  // Of the run, with what stays free for its next checkpoint, without what compaction can't free.
+  std::uint64_t RunBytes() const TERRACE_REQUIRES(mu_);
   Status FindNeededDeletions(Compaction* round) TERRACE_REQUIRES(compact_mu_);
   // (hash, version) of each record, by the key section. Checks it.
   Status WalkKeys(const StoredFile& file,
@@ -266,6 +277,8 @@ class StoreImpl final : public Store {
   const RecordLayout layout_;
   const std::uint64_t groups_;
   const std::uint32_t block_row_bytes_;
+  const CompactionRule rule_;
+  CompactionPace pace_;  // Synchronises itself.
   std::uint64_t rows_per_file_ = 0;
   std::uint64_t compact_input_bytes_ = 0;  // Of the compaction's buffer; the rest is for writing.
 
@@ -290,6 +303,7 @@ class StoreImpl final : public Store {
 
   mutable Mutex mu_;
   CondVar compaction_wanted_;
+  CondVar compacted_;
   std::unique_ptr<RowIndex> index_ TERRACE_GUARDED_BY(mu_);
   std::unique_ptr<ExactIndex> deletions_ TERRACE_GUARDED_BY(mu_);  // Newest deletion records.
   std::vector<FilePtr> slots_ TERRACE_GUARDED_BY(mu_);
@@ -322,6 +336,7 @@ class StoreImpl final : public Store {
   std::atomic<std::uint64_t> rows_expired_{0};
   std::atomic<std::uint64_t> mistaken_reads_{0};
   std::atomic<std::int64_t> read_nanos_{0}, write_nanos_{0}, compaction_nanos_{0};
+  std::atomic<std::int64_t> compaction_wait_nanos_{0};
 };
 
 // The read buffer's parts, which the disk and the reader take in turn.

@@ -96,7 +96,9 @@ StoreImpl::StoreImpl(FileSystem* fs, Clock* clock, DiskQuota* quota, const Store
       options_(options),
       layout_(RecordLayout::Of(options.table, options.shard, options.row_bytes)),
       groups_(groups),
-      block_row_bytes_(block_row_bytes) {
+      block_row_bytes_(block_row_bytes),
+      rule_(options),
+      pace_(clock) {
   const std::uint64_t wanted =
       options.file_bytes / (std::uint64_t{layout_.record_bytes} + kKeyEntryBytes);
   rows_per_file_ = std::clamp<std::uint64_t>(wanted, 1, kMaxRowsPerFile);
@@ -115,6 +117,7 @@ StoreImpl::~StoreImpl() {
     stopping_.store(true, std::memory_order_relaxed);
     compaction_wanted_.NotifyAll();
   }
+  pace_.Stop();
   if (compactor_.joinable()) compactor_.Join();
   // The files stay on disk; the next user of this quota counts what it finds there.
   if (quota_ != nullptr) quota_->Release(disk_bytes_.load(std::memory_order_relaxed));
@@ -538,6 +541,8 @@ StoreStats& StoreStats::operator+=(const StoreStats& other) {
   checkpoint_only_bytes += other.checkpoint_only_bytes;
   index_bytes += other.index_bytes;
   files += other.files;
+  stale_bytes += other.stale_bytes;
+  compaction_wait_seconds += other.compaction_wait_seconds;
   return *this;
 }
 
@@ -556,12 +561,17 @@ StoreStats StoreImpl::stats() const {
   stats.read_seconds = static_cast<double>(read_nanos_.load(kRelaxed)) * 1e-9;
   stats.write_seconds = static_cast<double>(write_nanos_.load(kRelaxed)) * 1e-9;
   stats.compaction_seconds = static_cast<double>(compaction_nanos_.load(kRelaxed)) * 1e-9;
+  stats.compaction_wait_seconds = static_cast<double>(compaction_wait_nanos_.load(kRelaxed)) * 1e-9;
   stats.disk_bytes = disk_bytes_.load(kRelaxed);
   MutexLock lock(&mu_);
   stats.live_rows = index_->size();
   stats.live_bytes = stats.live_rows * layout_.record_bytes;
   stats.index_bytes = index_->bytes() + deletions_->bytes();
-  for (const FilePtr& file : slots_) stats.files += file != nullptr && file->live ? 1 : 0;
+  for (const FilePtr& file : slots_) {
+    if (file == nullptr || !file->live) continue;
+    ++stats.files;
+    stats.stale_bytes += file->stale * layout_.record_bytes;
+  }
   for (const FilePtr& file : retired_) {
     if (file->named_by > 0) stats.checkpoint_only_bytes += file->info.bytes;
   }

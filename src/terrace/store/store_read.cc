@@ -80,6 +80,7 @@ Status StoreImpl::Read(std::span<const Key> keys, std::span<std::byte* const> ro
   TERRACE_CHECK(keys.size() == rows.size() && keys.size() == found.size());
   MutexLock lock(&read_mu_);
   ScopedTimer timer(clock_, &read_nanos_);
+  const CompactionPace::Hold use(&pace_, CompactionPace::kUse);
   bool held_gone = false;
   for (std::size_t begin = 0; begin < keys.size(); begin += kSliceKeys) {
     const std::size_t n = std::min(kSliceKeys, keys.size() - begin);

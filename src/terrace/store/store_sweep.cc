@@ -68,6 +68,7 @@ Status StoreImpl::SweepFile(const FilePtr& file) {
     if (cursor.needs_fill()) {
       if (stopping_.load(std::memory_order_relaxed)) return AbortedError("the store is closing");
       TERRACE_RETURN_IF_ERROR(cursor.Fill());
+      Pace((cursor.buffered_end() - cursor.index()) * layout_.record_bytes);
     }
     const std::byte* record = cursor.entry(cursor.index());
     TERRACE_RETURN_IF_ERROR(CheckRecord(record, layout_, file->seed, file->path,

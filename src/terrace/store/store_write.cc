@@ -118,6 +118,7 @@ Result<std::unique_ptr<StoreImpl::StagedFiles>> StoreImpl::StageRecords(
   // Before the write, because a failure afterwards could no longer say that nothing changed.
   if (!options_.background_compaction) TERRACE_RETURN_IF_ERROR(CompactAll(false));
   TERRACE_RETURN_IF_ERROR(RemoveGone());
+  if (options_.background_compaction) AwaitCompaction(keys.size());
   WriteTimer timer(this);
   auto staged = std::make_unique<StagedFiles>(this);
   staged->deletion = rows.empty();
@@ -135,6 +136,8 @@ Result<std::unique_ptr<StoreImpl::StagedFiles>> StoreImpl::StageRecords(
     MutexLock state(&mu_);
     staged->sequence = ++sequence_;
   }
+  pace_.Wrote(staged->bytes);
+  const CompactionPace::Hold use(&pace_, CompactionPace::kUse);
   SyncPoint::Hit("store.write.before_data");
   const std::uint64_t version = staged->sequence | (staged->deletion ? kDeletionBit : 0);
   const Status status = WriteFiles(order, keys, rows, version, &staged->files);

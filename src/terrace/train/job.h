@@ -94,7 +94,10 @@ struct Job {
     int io_threads = 1;
     std::string backend = "auto";  // auto | io_uring | threads
     std::uint64_t file_bytes = std::uint64_t{32} << 20;
-    double stale_share = 0.5;
+    CompactionPolicy compaction = CompactionPolicy::kGain;
+    double stale_share = 0.3333;
+    double over_provisioning = 0.07;  // Of kModelSize.
+    std::uint64_t rated_write_bytes = 0;  // Of the disks, in their life; 0: unknown.
     bool direct = true;
     ReadMode read = ReadMode::kPlanned;
     std::optional<std::uint64_t> merge_gap_bytes;  // None: as the disk was measured.

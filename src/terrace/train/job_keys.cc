@@ -505,8 +505,28 @@ void AddSsd(Builder* b) {
           "How rows are read.");
   b->Bytes("ssd.file_size", ssd(&Job::Ssd::file_bytes), 64 << 10,
            "Of a parameter file; larger ones cost compaction grain.");
+  b->Choice("ssd.compaction", ssd(&Job::Ssd::compaction),
+            std::vector<std::pair<std::string, CompactionPolicy>>{
+                {"gain", CompactionPolicy::kGain},
+                {"stale_share", CompactionPolicy::kStaleShare},
+                {"model_size", CompactionPolicy::kModelSize}},
+            "When files are rewritten: when all together are too stale, first those where it gains "
+            "most; each when it is too stale; or when the run needs too much of its disks, those "
+            "with the fewest newest rows. docs/decisions/compaction.md.");
   b->Number("ssd.stale_share", ssd(&Job::Ssd::stale_share), {0.05, 0.95},
-            "A file is rewritten when more of it is stale.");
+            "A file is rewritten only when more of it is stale. A table's files take up to "
+            "1 / (1 - stale_share) of its rows: 0.3333: 1.5 times as much, 0.5: 2, 0.2: 1.25.");
+  OnlyFor(b->Number("ssd.over_provisioning", ssd(&Job::Ssd::over_provisioning), {0, 1},
+                    "Share of their capacity that the disks keep to themselves. Files are "
+                    "rewritten when the run holds more than 0.85 + this of the disks or of the "
+                    "quota, whichever is less."),
+          "compaction model_size", [](const Job& job, const std::string&) {
+            return job.ssd.compaction == CompactionPolicy::kModelSize;
+          });
+  b->Bytes("ssd.rated_writes", ssd(&Job::Ssd::rated_write_bytes), 0,
+           "What may be written to the disks of the rows in their life, as their makers say (TBW), "
+           "all disks together. The summary then tells which share of it the run has used. 0: "
+           "unknown.");
   b->Bool("ssd.direct", ssd(&Job::Ssd::direct), "Past the system's page cache.");
   b->Choice("ssd.read", ssd(&Job::Ssd::read),
             std::vector<std::pair<std::string, ReadMode>>{{"planned", ReadMode::kPlanned},

@@ -52,7 +52,7 @@ network: {type: dnn, hidden: [64, 32], wide: true, optimizer: {type: adam, learn
 training: {batch: 65_536, minibatch: 512, threads: 1}
 validation: {every_examples: null}
 memory: {budget: 320MiB}
-ssd: {paths: [d0, d1], quota: 1.5GiB, shards: 2, io_threads: 3, read: whole_file, merge_gap: 32KiB}
+ssd: {paths: [d0, d1], quota: 1.5GiB, shards: 2, io_threads: 3, read: whole_file, merge_gap: 32KiB, compaction: model_size, over_provisioning: 0.1, rated_writes: 600TB}
 pipeline: {depth: 0, queues: {read: 3, pull: null}}
 checkpoint: {every_batches: 5, keep: 7}
 )");
@@ -78,6 +78,9 @@ checkpoint: {every_batches: 5, keep: 7}
   EXPECT_EQ(job->ssd.quota_bytes, std::uint64_t{3} << 29);
   EXPECT_EQ(job->ssd.read, ReadMode::kWholeFile);
   EXPECT_EQ(job->ssd.merge_gap_bytes, 32u << 10);
+  EXPECT_EQ(job->ssd.compaction, CompactionPolicy::kModelSize);
+  EXPECT_EQ(job->ssd.over_provisioning, 0.1);
+  EXPECT_EQ(job->ssd.rated_write_bytes, 600'000'000'000'000u);
   EXPECT_EQ(job->pipeline.queues, (std::map<std::string, int>{{"read", 3}}));
 }
 
@@ -171,6 +174,11 @@ INSTANTIATE_TEST_SUITE_P(
         BadJob{"cache: {policy: lru_lfu, lru_share: 1.5}\n",
                "j.yaml:3: cache.lru_share is 1.5; legal: 0 to 1"},
         BadJob{"cache: {half_life: -1}\n", "j.yaml:3: cache.half_life is -1; legal: 0 to 1000000"},
+        BadJob{"ssd: {compaction: always}\n",
+               "j.yaml:3: ssd.compaction is 'always'; legal: gain | stale_share | model_size"},
+        BadJob{"ssd: {over_provisioning: 0.1}\n",
+               "j.yaml:3: ssd.over_provisioning has no meaning here: it is for compaction "
+               "model_size"},
         BadJob{"training: {batch: many}\n",
                "j.yaml:3: training.batch: expected a whole number, got 'many'"},
         BadJob{"training: {batch: -512}\n",

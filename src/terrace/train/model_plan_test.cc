@@ -109,6 +109,7 @@ TEST(IdentifyingSettings, DifferWhereTheBitsWould) {
         "slots: {C1: {dim: 8}}\n", "pipeline: {depth: 0}\n", "checkpoint: {keep: 5}\n",
         "cache: {policy: pass_lfu}\n", "cache: {policy: lru_lfu, lru_share: 0.1}\n",
         "ssd: {quota: 1GiB, io_threads: 4, read: whole_file, merge_gap: 1KiB}\n",
+        "ssd: {compaction: stale_share, stale_share: 0.2}\n",
         "validation: {every_examples: 100}\n"}) {
     EXPECT_EQ(settings(same), base) << same;
   }

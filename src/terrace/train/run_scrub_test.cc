@@ -178,9 +178,9 @@ TEST_F(RunScrubTest, ANewerFileIsRefusedAndNothingIsRepaired) {
 
 TEST_F(RunScrubTest, ANewerLineOfMetricsOrSummaryIsRefused) {
   const std::map<std::string, std::string> newer = {
-      {"metrics.jsonl", R"({"format_version":2,"kind":"interval"})"
+      {"metrics.jsonl", R"({"format_version":3,"kind":"interval"})"
                         "\n"},
-      {"summary.json", R"({"format_version": 2})"}};
+      {"summary.json", R"({"format_version": 3})"}};
   for (const auto& [name, text] : newer) {
     SCOPED_TRACE(name);
     const bool there = fs_.Stat(At(name)).ok();
@@ -190,8 +190,8 @@ TEST_F(RunScrubTest, ANewerLineOfMetricsOrSummaryIsRefused) {
     TERRACE_ASSERT_OK(scrub.status());
     EXPECT_EQ(scrub->refused.code(), StatusCode::kInvalidArgument);
     EXPECT_THAT(scrub->refused.message(), HasSubstr(At(name)));
-    EXPECT_THAT(scrub->refused.message(), HasSubstr("format version 2"));
-    EXPECT_THAT(scrub->refused.message(), HasSubstr("reads 1"));
+    EXPECT_THAT(scrub->refused.message(), HasSubstr("format version 3"));
+    EXPECT_THAT(scrub->refused.message(), HasSubstr("reads 2"));
     if (there) {
       Replace(&fs_, At(name), before);
     } else {

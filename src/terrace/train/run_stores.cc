@@ -1,6 +1,7 @@
 #include "terrace/train/run_stores.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -55,7 +56,9 @@ StoreOptions RunStores::MakeOptions(const Job& job, const Options& options,
   store.index = entry.index;
   store.expected_rows = entry.expected_rows;
   store.file_bytes = job.ssd.file_bytes;
+  store.compaction = job.ssd.compaction;
   store.stale_share = job.ssd.stale_share;
+  store.most_run_bytes = most_bytes_;
   store.direct_io = job.ssd.direct;
   store.read_queue.backend = job.ssd.backend;
   store.read_queue.threads = std::max(4, 4 * job.ssd.io_threads);
@@ -97,6 +100,23 @@ Status RunStores::FindDisks(FileSystem* fs, Clock* clock, DiskQuota* quota, cons
     TERRACE_ASSIGN_OR_RETURN(KnownReadCost known, FindReadCost(fs, clock, cost));
     disks_.push_back({folder, std::move(known)});
   }
+  if (options.read_only) return OkStatus();
+  return FindMostBytes(fs, job);
+}
+
+Status RunStores::FindMostBytes(FileSystem* fs, const Job& job) {
+  if (job.ssd.compaction != CompactionPolicy::kModelSize) return OkStatus();
+  std::map<std::uint64_t, std::uint64_t> capacities;  // By device.
+  for (const Entry& entry : stores_) {
+    TERRACE_ASSIGN_OR_RETURN(const DiskSpace space, fs->Space(DiskFolder(entry.directory)));
+    capacities[space.device] = space.capacity_bytes;
+  }
+  std::uint64_t capacity = 0;
+  for (const auto& [device, bytes] : capacities) capacity += bytes;
+  capacity = std::min(capacity, job.ssd.quota_bytes);
+  // AIBox 4.4: model size * MAX_REPLICATION.
+  const double share = std::min(1.0, 0.85 + job.ssd.over_provisioning);
+  most_bytes_ = static_cast<std::uint64_t>(static_cast<double>(capacity) * share);
   return OkStatus();
 }
 
@@ -284,6 +304,21 @@ std::vector<std::string> DescribeReads(const Job& job, std::span<const RunStores
         FormatBytes(cost.MergeGapBytes())));
   }
   return lines;
+}
+
+std::string DescribeCompaction(const Job& job, std::uint64_t most_bytes) {
+  if (job.ssd.compaction == CompactionPolicy::kModelSize) {
+    return fmt::format(
+        "compaction: of files that are stale to more than {:.0f} %, while the run holds more than "
+        "{} on disk",
+        100 * job.ssd.stale_share, FormatBytes(most_bytes));
+  }
+  return fmt::format(
+      "compaction: of files that are stale to more than {:.0f} %{}; they take up to {:.2f} times "
+      "the space of the rows",
+      100 * job.ssd.stale_share,
+      job.ssd.compaction == CompactionPolicy::kGain ? ", when all together are" : "",
+      1 / (1 - job.ssd.stale_share));
 }
 
 }  // namespace terrace

@@ -57,6 +57,7 @@ class RunStores {
   // See Store::MostWriteBytes: of a table, each of whose stores gets its share.
   std::uint64_t MostWriteBytes(std::size_t table, std::uint64_t rows, std::uint64_t writes) const;
   const std::vector<Disk>& disks() const { return disks_; }
+  std::uint64_t most_bytes() const { return most_bytes_; }  // See StoreOptions::most_run_bytes.
   Status background_status() const;
   // What leads to the rows of each table, a line a table, for the start of a run.
   std::vector<std::string> DescribeIndexes() const;
@@ -80,17 +81,22 @@ class RunStores {
   // Finds what reads cost on each disk, where the job wants to know. A reader writes nothing.
   Status FindDisks(FileSystem* fs, Clock* clock, DiskQuota* quota, const Job& job,
                    const Options& options);
+  // What the job's compaction may let the run hold.
+  Status FindMostBytes(FileSystem* fs, const Job& job);
   // Whether reads are planned by what they cost.
   static bool PlansByCost(const Job& job) {
     return job.ssd.read == ReadMode::kPlanned && !job.ssd.merge_gap_bytes;
   }
   static std::vector<Entry> MakeEntries(const Job& job, const ModelPlan& plan,
                                         const RunFolder& run);
-  std::vector<Entry> stores_;  // By table, then shard.
-  std::vector<Disk> disks_;    // Empty: the job does not ask.
+  std::vector<Entry> stores_;     // By table, then shard.
+  std::vector<Disk> disks_;       // Empty: the job does not ask.
+  std::uint64_t most_bytes_ = 0;  // 0: the job does not ask.
 };
 
 // How rows are read, a line a disk, for the start of a run.
 std::vector<std::string> DescribeReads(const Job& job, std::span<const RunStores::Disk> disks);
+// Which files are rewritten, likewise.
+std::string DescribeCompaction(const Job& job, std::uint64_t most_bytes);
 
 }  // namespace terrace

@@ -53,6 +53,14 @@ Json ExpiryJson(const ExpiryCounts& counts) {
       {"renewed", counts.renewed}, {"unwritten", counts.unwritten}, {"dropped", counts.dropped}};
 }
 
+Json WearJson(const SsdWear& wear) {
+  return {{"write_bytes", wear.write_bytes},
+          {"rows_written", wear.rows_written},
+          {"rows_compacted", wear.rows_compacted},
+          {"compaction_seconds", wear.compaction_seconds},
+          {"write_amplification", wear.WriteAmplification()}};
+}
+
 Json PerformanceJson(const IntervalRecord::Performance& performance) {
   Json channels = Json::array();
   for (const ChannelRecord& channel : performance.channels) {
@@ -80,6 +88,7 @@ Json PerformanceJson(const IntervalRecord::Performance& performance) {
                   {{"read_seconds", ssd.read_seconds},
                    {"write_seconds", ssd.write_seconds},
                    {"compaction_seconds", ssd.compaction_seconds},
+                   {"compaction_wait_seconds", ssd.compaction_wait_seconds},
                    {"read_bytes", ssd.read_bytes},
                    {"write_bytes", ssd.write_bytes},
                    {"read_requests", ssd.read_requests},
@@ -88,8 +97,10 @@ Json PerformanceJson(const IntervalRecord::Performance& performance) {
                    {"rows_compacted", ssd.rows_compacted},
                    {"mistaken_reads", ssd.mistaken_reads},
                    {"live_bytes", ssd.live_bytes},
+                   {"stale_bytes", ssd.stale_bytes},
                    {"disk_bytes", ssd.disk_bytes},
-                   {"write_amplification", ssd.write_amplification}}},
+                   {"checkpoint_only_bytes", ssd.checkpoint_only_bytes},
+                   {"run", WearJson(ssd.run)}}},
                  {"channels", channels},
                  {"index_bytes", performance.index_bytes},
                  {"resident_bytes", performance.resident_bytes}};
@@ -126,7 +137,16 @@ Status ReadStages(const nlohmann::json& object, PipelineTimes* times) {
   return OkStatus();
 }
 
-Status ReadParts(const nlohmann::json& object, RunSummary* summary) {
+Status ReadWear(const nlohmann::json& object, SsdWear* wear) {
+  JsonFields fields(object);
+  fields.Read("write_bytes", &wear->write_bytes);
+  fields.Read("rows_written", &wear->rows_written);
+  fields.Read("rows_compacted", &wear->rows_compacted);
+  fields.Read("compaction_seconds", &wear->compaction_seconds);
+  return fields.status();
+}
+
+Status ReadParts(const nlohmann::json& object, std::uint64_t version, RunSummary* summary) {
   JsonFields fields(object);
   JsonFields memory(fields.Object("memory"));
   memory.Read("budget_bytes", &summary->memory.budget_bytes);
@@ -144,6 +164,13 @@ Status ReadParts(const nlohmann::json& object, RunSummary* summary) {
   ssd.Read("live_bytes", &summary->ssd.live_bytes);
   ssd.Read("disk_bytes", &summary->ssd.disk_bytes);
   ssd.Read("checkpoint_only_bytes", &summary->ssd.checkpoint_only_bytes);
+  if (version >= 2) {
+    ssd.Read("stale_bytes", &summary->ssd.stale_bytes);
+    ssd.Read("compaction_seconds", &summary->ssd.compaction_seconds);
+    ssd.Read("compaction_wait_seconds", &summary->ssd.compaction_wait_seconds);
+    ssd.Read("rated_write_bytes", &summary->ssd.rated_write_bytes);
+    TERRACE_RETURN_IF_ERROR(ReadWear(ssd.Object("run"), &summary->ssd.run));
+  }
   TERRACE_RETURN_IF_ERROR(ssd.status());
   TERRACE_RETURN_IF_ERROR(ReadStages(fields.Object("stages"), &summary->stages));
   TERRACE_RETURN_IF_ERROR(ReadResult(fields.Object("progressive"), &summary->progressive));
@@ -199,6 +226,19 @@ std::string Rate(double per_second) {
 
 }  // namespace
 
+SsdWear& SsdWear::operator+=(const SsdWear& other) {
+  write_bytes += other.write_bytes;
+  rows_written += other.rows_written;
+  rows_compacted += other.rows_compacted;
+  compaction_seconds += other.compaction_seconds;
+  return *this;
+}
+
+double SsdWear::WriteAmplification() const {
+  if (rows_written == 0) return 0;
+  return static_cast<double>(rows_written + rows_compacted) / static_cast<double>(rows_written);
+}
+
 StageTimes& StageTimes::operator-=(const StageTimes& other) {
   busy_seconds -= other.busy_seconds;
   waited_for_input_seconds -= other.waited_for_input_seconds;
@@ -222,6 +262,7 @@ void IntervalRecord::Performance::SubtractTotals(const Performance& before) {
   ssd.read_seconds -= before.ssd.read_seconds;
   ssd.write_seconds -= before.ssd.write_seconds;
   ssd.compaction_seconds -= before.ssd.compaction_seconds;
+  ssd.compaction_wait_seconds -= before.ssd.compaction_wait_seconds;
   ssd.read_bytes -= before.ssd.read_bytes;
   ssd.write_bytes -= before.ssd.write_bytes;
   ssd.read_requests -= before.ssd.read_requests;
@@ -273,6 +314,32 @@ std::string ValidationToJson(const ValidationRecord& record) {
   return object.dump();
 }
 
+std::string SsdWearToJson(const SsdWear& wear) { return WearJson(wear).dump(); }
+
+Result<SsdWear> SsdWearOf(const std::string& trainer_state) {
+  const nlohmann::json state = nlohmann::json::parse(trainer_state, nullptr, false);
+  if (!state.is_object()) {
+    return CorruptionError("the trainer's state in the checkpoint is no JSON object");
+  }
+  SsdWear wear;
+  if (!state.contains("ssd")) return wear;
+  TERRACE_RETURN_IF_ERROR(
+      ReadWear(state["ssd"], &wear).WithContext("the trainer's state in the checkpoint"));
+  return wear;
+}
+
+std::string SsdWearText(const SsdWear& wear, std::uint64_t rated_write_bytes) {
+  std::string text = fmt::format(
+      "{} written at write amplification {}, {} of compaction", FormatBytes(wear.write_bytes),
+      Number(wear.WriteAmplification(), 2), FormatDuration(wear.compaction_seconds));
+  if (rated_write_bytes > 0) {
+    text +=
+        fmt::format("; {:.3g} % of the {} that the disks are rated for",
+                    Percent(wear.write_bytes, rated_write_bytes), FormatBytes(rated_write_bytes));
+  }
+  return text;
+}
+
 std::string SummaryToJson(const RunSummary& summary) {
   Json object = {
       {"format_version", kSummaryVersion},
@@ -302,7 +369,12 @@ std::string SummaryToJson(const RunSummary& summary) {
         {"write_bytes", summary.ssd.write_bytes},
         {"live_bytes", summary.ssd.live_bytes},
         {"disk_bytes", summary.ssd.disk_bytes},
-        {"checkpoint_only_bytes", summary.ssd.checkpoint_only_bytes}}},
+        {"checkpoint_only_bytes", summary.ssd.checkpoint_only_bytes},
+        {"stale_bytes", summary.ssd.stale_bytes},
+        {"compaction_seconds", summary.ssd.compaction_seconds},
+        {"compaction_wait_seconds", summary.ssd.compaction_wait_seconds},
+        {"run", WearJson(summary.ssd.run)},
+        {"rated_write_bytes", summary.ssd.rated_write_bytes}}},
       {"stages", StagesJson(summary.stages)}};
   if (summary.admission) {
     object["admission"] = {{"unadmitted_shows", summary.admission->unadmitted_shows},
@@ -337,7 +409,7 @@ Result<RunSummary> SummaryFromJson(const std::string& text) {
   fields.Read("rows", &summary.rows);
   fields.Read("model_bytes", &summary.model_bytes);
   TERRACE_RETURN_IF_ERROR(fields.status());
-  TERRACE_RETURN_IF_ERROR(ReadParts(object, &summary));
+  TERRACE_RETURN_IF_ERROR(ReadParts(object, version, &summary));
   return summary;
 }
 
@@ -397,12 +469,14 @@ std::string SummaryTable(const RunSummary& summary, const std::string& run) {
                   Number(Percent(summary.cache.hits, summary.cache.hits + summary.cache.misses), 1),
                   FormatCount(summary.cache.evictions)));
   text += Line(
-      "SSD", fmt::format("{} read, {} written; holds {}, {} of it live and {} for "
+      "SSD", fmt::format("{} read, {} written; holds {}, {} of it live, {} stale and {} for "
                          "checkpoints alone",
                          FormatBytes(summary.ssd.read_bytes), FormatBytes(summary.ssd.write_bytes),
                          FormatBytes(summary.ssd.disk_bytes), FormatBytes(summary.ssd.live_bytes),
+                         FormatBytes(summary.ssd.stale_bytes),
                          FormatBytes(summary.ssd.checkpoint_only_bytes)));
   if (summary.binding) text += Line("binding", *summary.binding);
+  text += Line("SSD, whole run", SsdWearText(summary.ssd.run, summary.ssd.rated_write_bytes));
   text += Line("longest stage", LongestStage(summary.stages));
   text += fmt::format("  {:<16}{:>10}{:>12}{:>12}{:>10}\n", "stage", "busy s", "no input s",
                       "no room s", "CPU s");

@@ -13,8 +13,20 @@
 
 namespace terrace {
 
-inline constexpr int kSummaryVersion = 1;
-inline constexpr int kMetricsVersion = 1;
+inline constexpr int kSummaryVersion = 2;
+inline constexpr int kMetricsVersion = 2;
+
+// What a run has done to its disks since it began, in all its processes: each resume goes on from
+// what its checkpoint says.
+struct SsdWear {
+  std::uint64_t write_bytes = 0;  // Rows, manifests and compaction.
+  std::uint64_t rows_written = 0, rows_compacted = 0;
+  double compaction_seconds = 0;
+
+  SsdWear& operator+=(const SsdWear& other);
+  // Rows written with compaction, for one without; 0: none was written.
+  double WriteAmplification() const;
+};
 
 // Where one stage's time went. Waits are not part of busy; CPU seconds count all its threads.
 struct StageTimes {
@@ -73,11 +85,13 @@ struct IntervalRecord {
     } cache;
     struct Ssd {
       double read_seconds = 0, write_seconds = 0, compaction_seconds = 0;
+      double compaction_wait_seconds = 0;  // Of writes.
       std::uint64_t read_bytes = 0, write_bytes = 0, read_requests = 0, rows_read = 0,
                     rows_written = 0, rows_compacted = 0;
       std::uint64_t mistaken_reads = 0;  // Of records that the index took for an absent key's.
-      std::uint64_t live_bytes = 0, disk_bytes = 0;  // At the end of the interval.
-      double write_amplification = 0;  // Rows written with compaction / without, since start.
+      // At the end of the interval.
+      std::uint64_t live_bytes = 0, stale_bytes = 0, disk_bytes = 0, checkpoint_only_bytes = 0;
+      SsdWear run;  // Since the run began.
     } ssd;
     std::optional<ExpiryCounts> expiry;  // Where rows expire.
     std::vector<ChannelRecord> channels;
@@ -134,9 +148,21 @@ struct RunSummary {
   struct Ssd {
     std::uint64_t read_bytes = 0, write_bytes = 0, live_bytes = 0, disk_bytes = 0,
                   checkpoint_only_bytes = 0;
+    std::uint64_t stale_bytes = 0;
+    double compaction_seconds = 0, compaction_wait_seconds = 0;  // Of this process.
+    SsdWear run;
+    std::uint64_t rated_write_bytes = 0;  // ssd.rated_writes.
   } ssd;
   PipelineTimes stages;
 };
+
+// What it stands for in one JSON object.
+std::string SsdWearToJson(const SsdWear& wear);
+// The part "ssd" of a checkpoint's trainer_state; nothing where it has none, as before version 2 of
+// the summary. kCorruption: no such object.
+Result<SsdWear> SsdWearOf(const std::string& trainer_state);
+// For a person. rated_write_bytes: 0: unknown.
+std::string SsdWearText(const SsdWear& wear, std::uint64_t rated_write_bytes);
 
 // The whole of summary.json.
 std::string SummaryToJson(const RunSummary& summary);

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "terrace/io/file_system.h"
+#include "terrace/train/metrics_scrub.h"
 
 namespace terrace {
 namespace {
@@ -44,7 +45,7 @@ RunSummary SampleSummary() {
   summary.model_bytes = 6;
   summary.memory = {7, 8, 9.5};
   summary.cache = {90, 10, 12};
-  summary.ssd = {13, 14, 15, 16, 17};
+  summary.ssd = {13, 14, 15, 16, 17, 22, 23.5, 24.5, {25, 26, 13, 27.5}, 1000};
   summary.stages.read = {1, 2, 3, 4};
   summary.stages.train = {10, 0, 0, 20};
   summary.stages.write_back = {0.5, 0, 0, 0.25};
@@ -75,15 +76,45 @@ TEST(Summary, ComesBackEqual) {
 
 TEST(Summary, GoldenFileIsWrittenTheSame) {
   Result<std::string> golden = ReadFileToString(
-      FileSystem::Posix(), std::string(TERRACE_TESTDATA) + "/summary_v1.golden.json");
+      FileSystem::Posix(), std::string(TERRACE_TESTDATA) + "/summary_v2.golden.json");
   ASSERT_TRUE(golden.ok()) << golden.status().ToString();
   EXPECT_EQ(*golden, SummaryToJson(SampleSummary()));
+}
+
+TEST(Summary, TheFirstVersionIsReadWithoutTheRunsWear) {
+  Result<std::string> golden = ReadFileToString(
+      FileSystem::Posix(), std::string(TERRACE_TESTDATA) + "/summary_v1.golden.json");
+  ASSERT_TRUE(golden.ok()) << golden.status().ToString();
+  Result<RunSummary> summary = SummaryFromJson(*golden);
+  ASSERT_TRUE(summary.ok()) << summary.status().ToString();
+  EXPECT_EQ(summary->ssd.checkpoint_only_bytes, 17u);
+  EXPECT_EQ(summary->ssd.run.write_bytes, 0u);
+}
+
+TEST(SsdWear, GoesOnFromWhatACheckpointSays) {
+  SsdWear wear{100, 20, 10, 1.5};
+  EXPECT_EQ(wear.WriteAmplification(), 1.5);
+  EXPECT_EQ(SsdWear().WriteAmplification(), 0);
+  const Result<SsdWear> back = SsdWearOf("{\"ssd\":" + SsdWearToJson(wear) + "}");
+  ASSERT_TRUE(back.ok()) << back.status().ToString();
+  wear += *back;
+  EXPECT_EQ(wear.write_bytes, 200u);
+  EXPECT_EQ(wear.rows_written, 40u);
+  EXPECT_EQ(wear.rows_compacted, 20u);
+  EXPECT_EQ(wear.compaction_seconds, 3);
+  EXPECT_EQ(SsdWearOf("{}")->write_bytes, 0u);
+  EXPECT_EQ(SsdWearOf("[]").status().code(), StatusCode::kCorruption);
+  EXPECT_EQ(SsdWearOf("{\"ssd\":{}}").status().code(), StatusCode::kCorruption);
+  EXPECT_THAT(SsdWearText(wear, 0), HasSubstr("200 B written at write amplification 1.50"));
+  EXPECT_EQ(SsdWearText(wear, 0).find("rated"), std::string::npos);
+  EXPECT_THAT(SsdWearText(wear, 400),
+              HasSubstr("; 50 % of the 400 B that the disks are rated for"));
 }
 
 TEST(Summary, ForeignTextIsRefused) {
   EXPECT_EQ(SummaryFromJson("{").status().code(), StatusCode::kCorruption);
   EXPECT_EQ(SummaryFromJson("{}").status().code(), StatusCode::kCorruption);
-  EXPECT_EQ(SummaryFromJson("{\"format_version\": 2}").status().code(),
+  EXPECT_EQ(SummaryFromJson("{\"format_version\": 3}").status().code(),
             StatusCode::kInvalidArgument);
   // Each field is asked for.
   const nlohmann::json whole = nlohmann::json::parse(SummaryToJson(SampleSummary()));
@@ -107,9 +138,22 @@ TEST(Metrics, GoldenLinesAreWrittenTheSame) {
   validation.result = SampleResult();
   const std::string lines = IntervalToJson(interval) + "\n" + ValidationToJson(validation) + "\n";
   Result<std::string> golden = ReadFileToString(
-      FileSystem::Posix(), std::string(TERRACE_TESTDATA) + "/metrics_v1.golden.jsonl");
+      FileSystem::Posix(), std::string(TERRACE_TESTDATA) + "/metrics_v2.golden.jsonl");
   ASSERT_TRUE(golden.ok()) << golden.status().ToString();
   EXPECT_EQ(*golden, lines);
+}
+
+TEST(Metrics, LinesOfEachVersionAreSound) {
+  for (const char* version : {"v1", "v2"}) {
+    const std::string path =
+        std::string(TERRACE_TESTDATA) + "/metrics_" + version + ".golden.jsonl";
+    const Result<std::string> lines = ReadFileToString(FileSystem::Posix(), path);
+    ASSERT_TRUE(lines.ok()) << lines.status().ToString();
+    const Result<std::vector<DamagedMetrics>> damage =
+        ScrubMetrics(FileSystem::Posix(), path, lines->size());
+    ASSERT_TRUE(damage.ok()) << damage.status().ToString();
+    EXPECT_TRUE(damage->empty()) << version;
+  }
 }
 
 TEST(Metrics, UnadmittedShowsStandOnlyWhereTheyAreCounted) {

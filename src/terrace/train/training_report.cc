@@ -71,13 +71,12 @@ IntervalRecord::Performance TrainingRun::Totals() const {
   now.ssd.rows_written = ssd.rows_written;
   now.ssd.rows_compacted = ssd.rows_compacted;
   now.ssd.mistaken_reads = ssd.mistaken_reads;
+  now.ssd.compaction_wait_seconds = ssd.compaction_wait_seconds;
   now.ssd.live_bytes = ssd.live_bytes;
+  now.ssd.stale_bytes = ssd.stale_bytes;
   now.ssd.disk_bytes = ssd.disk_bytes;
-  now.ssd.write_amplification =
-      ssd.rows_written > 0
-          ? static_cast<double>(ssd.rows_written + ssd.rows_carried + ssd.rows_compacted) /
-                static_cast<double>(ssd.rows_written)
-          : 0;
+  now.ssd.checkpoint_only_bytes = ssd.checkpoint_only_bytes;
+  now.ssd.run = Wear(ssd);
   if (pipeline_ != nullptr) {
     for (const ChannelState& channel : pipeline_->channels()) {
       now.channels.push_back({channel.name, channel.capacity, channel.size, channel.bytes});
@@ -87,6 +86,13 @@ IntervalRecord::Performance TrainingRun::Totals() const {
   now.index_bytes = ssd.index_bytes;
   now.resident_bytes = ReadProcessMemory().resident_bytes;
   return now;
+}
+
+SsdWear TrainingRun::Wear(const StoreStats& stores) const {
+  SsdWear wear{stores.write_bytes, stores.rows_written, stores.rows_compacted + stores.rows_carried,
+               stores.compaction_seconds};
+  wear += wear_before_;
+  return wear;
 }
 
 Status TrainingRun::WriteInterval() {
@@ -148,6 +154,7 @@ void TrainingRun::ShowProgress() {
 std::string TrainingRun::SaveTrainerState() const {
   nlohmann::json state;
   state["validation_due"] = validation_due_;
+  state["ssd"] = nlohmann::json::parse(SsdWearToJson(Wear(stores_->stats())));
   if (validation_.has_value())
     state["validation"] = nlohmann::json::parse(ResultToJson(*validation_));
   if (FilterFilesBytes() > 0) {
@@ -161,6 +168,7 @@ Status TrainingRun::RestoreTrainerState(const std::string& json) {
   const nlohmann::json state = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
   if (!state.is_object())
     return CorruptionError("the trainer's state in the checkpoint is no JSON object");
+  TERRACE_ASSIGN_OR_RETURN(wear_before_, SsdWearOf(json));
   validation_due_ = state.value("validation_due", false);
   unadmitted_shows_ = state.value("unadmitted_shows", std::uint64_t{0});
   unadmitted_in_window_ = state.value("unadmitted_in_window", std::uint64_t{0});
@@ -237,6 +245,11 @@ Result<RunSummary> TrainingRun::Summarize(bool finished) {
   summary.ssd.live_bytes = ssd.live_bytes;
   summary.ssd.disk_bytes = ssd.disk_bytes;
   summary.ssd.checkpoint_only_bytes = ssd.checkpoint_only_bytes;
+  summary.ssd.stale_bytes = ssd.stale_bytes;
+  summary.ssd.compaction_seconds = ssd.compaction_seconds;
+  summary.ssd.compaction_wait_seconds = ssd.compaction_wait_seconds;
+  summary.ssd.run = Wear(ssd);
+  summary.ssd.rated_write_bytes = job_.ssd.rated_write_bytes;
   summary.stages = Times();
   return summary;
 }

@@ -107,6 +107,8 @@ class TrainingRun {
   RowCacheStats CacheStats() const;
   void ShowProgress();
   std::string SaveTrainerState() const;
+  // Of the whole run; `stores`: what this process did.
+  SsdWear Wear(const StoreStats& stores) const;
   Status RestoreTrainerState(const std::string& json);
   Result<RunSummary> Summarize(bool finished);
   // Of all tables, without expired ones: reads every row of tables that have an expiry.
@@ -160,6 +162,7 @@ class TrainingRun {
   bool interrupted_ = false;
   bool validation_due_ = false;
   // Shows of keys that were not admitted: of the run, and of the interval.
+  SsdWear wear_before_;  // As the checkpoint said that this process resumed from.
   std::uint64_t unadmitted_shows_ = 0, unadmitted_in_window_ = 0;
   bool warned_of_filter_ = false;
   IntervalRecord::Performance last_totals_;  // At the last interval's end.

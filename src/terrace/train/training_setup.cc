@@ -60,6 +60,7 @@ Status TrainingRun::Prepare(RunMode mode) {
     LogText(LogLevel::kInfo, line);
   }
   LogText(LogLevel::kInfo, "binding: " + DescribeBinding(binding_));
+  LogText(LogLevel::kInfo, DescribeCompaction(job_, stores_->most_bytes()));
   return OkStatus();
 }
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace terrace {
 
@@ -20,6 +21,15 @@ class BenchFlags {
   void Add(const std::string& name, Number* value) {
     values_["--" + name] = [value](const std::string& text) {
       const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
+      return error == std::errc() && end == text.data() + text.size();
+    };
+  }
+  // Each time it is given, one more.
+  template <std::integral Number>
+  void Add(const std::string& name, std::vector<Number>* values) {
+    values_["--" + name] = [values](const std::string& text) {
+      const auto [end, error] =
+          std::from_chars(text.data(), text.data() + text.size(), values->emplace_back());
       return error == std::errc() && end == text.data() + text.size();
     };
   }

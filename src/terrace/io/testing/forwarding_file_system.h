@@ -29,9 +29,7 @@ class ForwardingFileSystem : public FileSystem {
   Status SyncDirectory(const std::string& path) override { return base_->SyncDirectory(path); }
   Result<std::vector<FileInfo>> List(const std::string& path) override { return base_->List(path); }
   Result<FileInfo> Stat(const std::string& path) override { return base_->Stat(path); }
-  Result<std::uint64_t> FreeBytes(const std::string& path) override {
-    return base_->FreeBytes(path);
-  }
+  Result<DiskSpace> Space(const std::string& path) override { return base_->Space(path); }
   Result<std::string> DiskIdentity(const std::string& path) override {
     return base_->DiskIdentity(path);
   }

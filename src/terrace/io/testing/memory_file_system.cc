@@ -491,10 +491,11 @@ Result<FileInfo> MemoryFileSystem::Stat(const std::string& path) {
   return Info(parts.empty() ? "/" : parts.back(), *node);
 }
 
-Result<std::uint64_t> MemoryFileSystem::FreeBytes(const std::string& path) {
+Result<DiskSpace> MemoryFileSystem::Space(const std::string& path) {
   MutexLock lock(&mu_);
   TERRACE_RETURN_IF_ERROR(Find(path).status());
-  return capacity_bytes_ > used_bytes_ ? capacity_bytes_ - used_bytes_ : 0;
+  return DiskSpace{0, capacity_bytes_,
+                   capacity_bytes_ > used_bytes_ ? capacity_bytes_ - used_bytes_ : 0};
 }
 
 Result<std::unique_ptr<FileLock>> MemoryFileSystem::Lock(const std::string& path, bool exclusive) {

@@ -51,7 +51,7 @@ class MemoryFileSystem final : public FileSystem {
   Status SyncDirectory(const std::string& path) override;
   Result<std::vector<FileInfo>> List(const std::string& path) override;
   Result<FileInfo> Stat(const std::string& path) override;
-  Result<std::uint64_t> FreeBytes(const std::string& path) override;
+  Result<DiskSpace> Space(const std::string& path) override;
   Result<std::unique_ptr<FileLock>> Lock(const std::string& path, bool exclusive) override;
 
   // Locks are given back; files opened before fail from now on.

@@ -174,17 +174,17 @@ TEST(MemoryFileSystemTest, ACrashEndsFilesAndLocks) {
 TEST(MemoryFileSystemTest, AFullDiskSaysSoAndFreesWhatIsRemoved) {
   MemoryFileSystem fs({.capacity_bytes = 4 * kBlock});
   Append(&fs, "a", std::string(3 * kBlock, 'a'), true);
-  EXPECT_EQ(*fs.FreeBytes("/"), kBlock);
+  EXPECT_EQ(fs.Space("/")->free_bytes, kBlock);
   auto file = MustOpen(&fs, "b", OpenMode::kAppend);
   Status status = file->WriteAt(0, Bytes(std::string(2 * kBlock, 'b')));
   EXPECT_EQ(status.code(), StatusCode::kIo);
   EXPECT_NE(status.message().find("No space left"), std::string::npos);
   EXPECT_EQ(file->Sync().code(), StatusCode::kIo);
-  EXPECT_EQ(*fs.FreeBytes("/"), 0u);
+  EXPECT_EQ(fs.Space("/")->free_bytes, 0u);
   TERRACE_ASSERT_OK(fs.Remove("b"));
-  EXPECT_EQ(*fs.FreeBytes("/"), 0u) << "an open file holds its blocks";
+  EXPECT_EQ(fs.Space("/")->free_bytes, 0u) << "an open file holds its blocks";
   file.reset();
-  EXPECT_EQ(*fs.FreeBytes("/"), kBlock);
+  EXPECT_EQ(fs.Space("/")->free_bytes, kBlock);
   TERRACE_ASSERT_OK(MustOpen(&fs, "a", OpenMode::kAppend)->Truncate(1));
   EXPECT_EQ(fs.used_bytes(), kBlock);
   fs.Crash(1, Policy::kKeepAll);

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -35,7 +37,21 @@ class BenchRows {
       const std::uint64_t begin = i * key_count_ / n, end = (i + 1) * key_count_ / n;
       keys_[i] = KeyAt((start + begin + rng_.Below(end - begin)) % key_count_);
     }
-    for (std::uint64_t i = n; i > 1; --i) std::swap(keys_[i - 1], keys_[rng_.Below(i)]);
+    Shuffle();
+  }
+
+  // Chooses n distinct keys by Zipf's law of exponent 1, in random order. REQUIRES: n a good deal
+  // less than keys.
+  void ChooseZipf(std::uint64_t n) {
+    Resize(n);
+    std::unordered_set<std::uint64_t> ranks;
+    while (ranks.size() < n) {
+      // Log-uniform: rank r comes as often as 1 / r says.
+      const double rank = std::pow(static_cast<double>(key_count_), rng_.Unit()) - 1;
+      if (!ranks.insert(static_cast<std::uint64_t>(rank)).second) continue;
+      keys_[ranks.size() - 1] = KeyAt(static_cast<std::uint64_t>(rank));
+    }
+    Shuffle();
   }
 
   // Makes the chosen keys' rows, as written for the generation-th time.
@@ -71,6 +87,9 @@ class BenchRows {
  private:
   // A bijection, so that keys are distinct.
   static Key KeyAt(std::uint64_t i) { return MixKey(i ^ 0x5555); }
+  void Shuffle() {
+    for (std::size_t i = keys_.size(); i > 1; --i) std::swap(keys_[i - 1], keys_[rng_.Below(i)]);
+  }
   void Resize(std::uint64_t n) {
     keys_.resize(n);
     bytes_.resize(n * row_bytes_);

@@ -19,8 +19,9 @@ std::vector<std::byte> TestRow(Key key, std::uint64_t generation, std::uint32_t 
   return row;
 }
 
-StoreHarness::StoreHarness(FileSystem* fs, std::uint64_t quota_bytes, StoreOptions options)
-    : fs_(fs), quota_(quota_bytes), options_(std::move(options)) {}
+StoreHarness::StoreHarness(FileSystem* fs, std::uint64_t quota_bytes, StoreOptions options,
+                           Clock* clock)
+    : fs_(fs), clock_(clock), quota_(quota_bytes), options_(std::move(options)) {}
 
 StoreOptions StoreHarness::TinyOptions() {
   StoreOptions options;
@@ -44,7 +45,7 @@ StoreOptions StoreHarness::TinyGroupOptions() {
 }
 
 Status StoreHarness::Create() {
-  TERRACE_ASSIGN_OR_RETURN(store_, Store::Create(fs_, Clock::Real(), &quota_, options_));
+  TERRACE_ASSIGN_OR_RETURN(store_, Store::Create(fs_, clock_, &quota_, options_));
   return OkStatus();
 }
 
@@ -58,8 +59,8 @@ Status StoreHarness::Reopen(std::uint64_t id) {
   ForgetAfter(id);
   std::vector<ManifestReference> kept;
   for (const auto& [other, reference] : manifests_) kept.push_back(reference);
-  TERRACE_ASSIGN_OR_RETURN(
-      store_, Store::Open(fs_, Clock::Real(), &quota_, options_, manifests_.at(id), kept));
+  TERRACE_ASSIGN_OR_RETURN(store_,
+                           Store::Open(fs_, clock_, &quota_, options_, manifests_.at(id), kept));
   model_ = snapshots_.at(id);
   return OkStatus();
 }

@@ -25,7 +25,8 @@ std::vector<std::byte> TestRow(Key key, std::uint64_t generation, std::uint32_t 
 
 class StoreHarness {
  public:
-  StoreHarness(FileSystem* fs, std::uint64_t quota_bytes, StoreOptions options);
+  StoreHarness(FileSystem* fs, std::uint64_t quota_bytes, StoreOptions options,
+               Clock* clock = Clock::Real());
 
   // Small files and buffers, compaction inside Write.
   static StoreOptions TinyOptions();
@@ -73,6 +74,7 @@ class StoreHarness {
 
  private:
   FileSystem* const fs_;
+  Clock* const clock_;
   DiskQuota quota_;
   StoreOptions options_;
   std::unique_ptr<Store> store_;

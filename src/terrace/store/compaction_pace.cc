@@ -1,0 +1,73 @@
+#include "terrace/store/compaction_pace.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace terrace {
+namespace {
+
+constexpr double kSlack = 1.25;
+constexpr double kMemory = 7.0 / 8;
+constexpr std::int64_t kMostWaitMillis = 100;
+
+}  // namespace
+
+CompactionPace::Hold::Hold(CompactionPace* pace, Reason reason) : pace_(pace), reason_(reason) {
+  MutexLock lock(&pace_->mu_);
+  ++pace_->holds_[reason_];
+  if (reason_ == kHurry) pace_->changed_.NotifyAll();
+}
+
+CompactionPace::Hold::~Hold() {
+  MutexLock lock(&pace_->mu_);
+  --pace_->holds_[reason_];
+  if (reason_ == kUse) pace_->changed_.NotifyAll();
+}
+
+void CompactionPace::Wrote(std::uint64_t bytes) {
+  const std::int64_t now = clock_->MonotonicNanos();
+  MutexLock lock(&mu_);
+  // The time that belongs to the first write nobody knows.
+  if (last_write_nanos_ != 0) {
+    seconds_ = kMemory * seconds_ + static_cast<double>(now - last_write_nanos_) * 1e-9;
+    written_ = kMemory * written_ + static_cast<double>(bytes);
+    moved_ = kMemory * moved_ + moved_since_;
+    moved_since_ = 0;
+  }
+  last_write_nanos_ = now;
+}
+
+double CompactionPace::Rate() const {
+  if (seconds_ <= 0) return 0;
+  // No slower than rows come in: the mean has to come from somewhere.
+  return std::max(kSlack * moved_, written_) / seconds_;
+}
+
+void CompactionPace::Pass(std::uint64_t bytes) {
+  std::int64_t now = clock_->MonotonicNanos();
+  MutexLock lock(&mu_);
+  moved_since_ += static_cast<double>(bytes);
+  const double rate = Rate();
+  if (rate <= 0 || !Limited()) return;
+  ready_nanos_ = std::max(ready_nanos_, now) +
+                 static_cast<std::int64_t>(static_cast<double>(bytes) / rate * 1e9);
+  while (Limited() && !stopped_ && now < ready_nanos_) {
+    const std::int64_t millis = (ready_nanos_ - now) / 1'000'000 + 1;
+    changed_.WaitFor(&mu_, std::chrono::milliseconds(std::min(millis, kMostWaitMillis)));
+    now = clock_->MonotonicNanos();
+  }
+  ready_nanos_ = std::min(ready_nanos_, now);
+}
+
+void CompactionPace::Stop() {
+  MutexLock lock(&mu_);
+  stopped_ = true;
+  changed_.NotifyAll();
+}
+
+double CompactionPace::bytes_per_second() const {
+  MutexLock lock(&mu_);
+  return Rate();
+}
+
+}  // namespace terrace

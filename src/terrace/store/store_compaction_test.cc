@@ -1,0 +1,199 @@
+// Which files compaction rewrites, when, and what that costs; docs/decisions/compaction.md.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "terrace/base/rng.h"
+#include "terrace/io/testing/memory_file_system.h"
+#include "terrace/io/testing/test_data.h"
+#include "terrace/store/compaction_policy.h"
+#include "terrace/store/testing/store_harness.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::uint64_t kKeys = 20'000;
+constexpr std::size_t kBatch = 2000;
+
+// Of some 300 rows a file.
+StoreOptions Options(CompactionPolicy policy, double stale_share) {
+  StoreOptions options = StoreHarness::TinyOptions();
+  options.file_bytes = 300 * 64;
+  options.io_buffer_bytes = 1 << 20;
+  options.compaction = policy;
+  options.stale_share = stale_share;
+  return options;
+}
+
+std::vector<Key> Range(const StoreHarness& harness, std::uint64_t begin, std::uint64_t end) {
+  std::vector<Key> keys;
+  for (std::uint64_t i = begin; i < end; ++i) keys.push_back(harness.KeyAt(i));
+  return keys;
+}
+
+// Keys of one write: all alike, or by Zipf's law with exponent 1.
+std::vector<Key> Draw(const StoreHarness& harness, Rng* rng, bool zipf) {
+  std::set<std::uint64_t> drawn;
+  for (std::size_t i = 0; drawn.size() < kBatch && i < 4 * kBatch; ++i) {
+    const double u = static_cast<double>(rng->Next() >> 11) * 0x1p-53;
+    drawn.insert(zipf ? static_cast<std::uint64_t>(std::pow(double{kKeys}, u)) - 1
+                      : rng->Below(kKeys));
+  }
+  std::vector<Key> keys;
+  for (const std::uint64_t i : drawn) keys.push_back(harness.KeyAt(i));
+  return keys;
+}
+
+// Loads and overwrites; the rows that compaction copied for one that was written since the half.
+double Amplify(StoreHarness* harness, int writes, bool zipf, double stale_share) {
+  Rng rng(7);
+  StoreStats half;
+  for (int i = 0; i < writes; ++i) {
+    EXPECT_TRUE(harness->Write(Draw(*harness, &rng, zipf)).ok());
+    EXPECT_TRUE(harness->store()->CompactNow().ok());
+    const StoreStats stats = harness->store()->stats();
+    EXPECT_LE(static_cast<double>(stats.stale_bytes),
+              stale_share / (1 - stale_share) * static_cast<double>(stats.live_bytes));
+    if (i == writes / 2) half = stats;
+  }
+  const StoreStats stats = harness->store()->stats();
+  return static_cast<double>(stats.rows_compacted - half.rows_compacted) /
+         static_cast<double>(stats.rows_written - half.rows_written);
+}
+
+struct Case {
+  CompactionPolicy policy;
+  double stale_share;
+  bool zipf;
+  double most;  // Rows copied for a row written; a third above what was seen.
+};
+
+TEST(StoreCompaction, SpaceStaysBoundedAtAKnownPrice) {
+  constexpr double kThird = 0.3333;
+  for (const Case& c : {Case{CompactionPolicy::kGain, kThird, false, 0.8},
+                        Case{CompactionPolicy::kGain, 0.5, false, 0.3},
+                        Case{CompactionPolicy::kGain, 0.2, false, 1.75},
+                        Case{CompactionPolicy::kGain, kThird, true, 0.9},
+                        Case{CompactionPolicy::kGain, 0.5, true, 0.45},
+                        Case{CompactionPolicy::kGain, 0.2, true, 1.75},
+                        Case{CompactionPolicy::kStaleShare, kThird, false, 2.3},
+                        Case{CompactionPolicy::kStaleShare, 0.5, true, 1.2}}) {
+    SCOPED_TRACE("policy " + std::to_string(static_cast<int>(c.policy)) + ", stale share " +
+                 std::to_string(c.stale_share) + (c.zipf ? ", Zipf" : ", uniform"));
+    MemoryFileSystem fs;
+    StoreHarness harness(&fs, 1 << 30, Options(c.policy, c.stale_share));
+    harness.key_range = kKeys;
+    TERRACE_ASSERT_OK(harness.Create());
+    TERRACE_ASSERT_OK(harness.Write(Range(harness, 0, kKeys)));
+    const double amplification = Amplify(&harness, 60, c.zipf, c.stale_share);
+    EXPECT_LE(amplification, c.most);
+    EXPECT_GT(amplification, 0) << "nothing was compacted";
+    TERRACE_ASSERT_OK(harness.CheckAll());
+  }
+}
+
+// It copies less than the rewriting of every file above the share, in no more space than allowed.
+TEST(StoreCompaction, GainCopiesLessThanStaleShare) {
+  for (const bool zipf : {false, true}) {
+    double amplification[2];
+    for (const CompactionPolicy policy : {CompactionPolicy::kGain, CompactionPolicy::kStaleShare}) {
+      MemoryFileSystem fs;
+      StoreHarness harness(&fs, 1 << 30, Options(policy, 0.3333));
+      TERRACE_ASSERT_OK(harness.Create());
+      TERRACE_ASSERT_OK(harness.Write(Range(harness, 0, kKeys)));
+      amplification[static_cast<int>(policy)] = Amplify(&harness, 60, zipf, 0.3333);
+    }
+    EXPECT_LT(amplification[0], 0.7 * amplification[1]);
+  }
+}
+
+TEST(StoreCompaction, ModelSizeWaitsForTheRunsSpace) {
+  MemoryFileSystem fs;
+  StoreOptions options = Options(CompactionPolicy::kModelSize, 0.5);
+  options.most_run_bytes = 4 << 20;
+  StoreHarness harness(&fs, 1 << 30, options);
+  harness.key_range = kKeys;
+  TERRACE_ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Write(Range(harness, 0, kKeys)));
+  Rng rng(7);
+  std::uint64_t most = 0;
+  while (harness.store()->stats().compactions == 0) {
+    TERRACE_ASSERT_OK(harness.Write(Draw(harness, &rng, false)));
+    most = std::max(most, harness.quota()->used());
+    TERRACE_ASSERT_OK(harness.store()->CompactNow());
+    ASSERT_LT(most, 8u << 20);
+  }
+  EXPECT_GT(most, options.most_run_bytes);
+  EXPECT_LE(harness.quota()->used(), options.most_run_bytes);
+  const StoreStats stats = harness.store()->stats();
+  EXPECT_GT(stats.stale_bytes, stats.live_bytes / 4) << "more was compacted than had to be";
+  TERRACE_ASSERT_OK(harness.CheckAll());
+}
+
+// What no compaction could free does not make it rewrite files for ever.
+TEST(StoreCompaction, ModelSizeEndsWhereItsSpaceIsTooSmall) {
+  MemoryFileSystem fs;
+  StoreOptions options = Options(CompactionPolicy::kModelSize, 0.5);
+  options.most_run_bytes = 4096;
+  StoreHarness harness(&fs, 1 << 30, options);
+  harness.key_range = kKeys;
+  TERRACE_ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Write(Range(harness, 0, kKeys)));
+  TERRACE_ASSERT_OK(harness.Commit());  // Keeps the files.
+  const double amplification = Amplify(&harness, 20, false, 0.5);
+  EXPECT_LE(amplification, 1.1);
+  TERRACE_ASSERT_OK(harness.CheckAll());
+}
+
+TEST(CompactionRule, GainPutsOldFilesBeforeYoungOnesAndNoAgeBeforeAnEmptyFile) {
+  StoreOptions options;
+  options.stale_share = 0.3;
+  const CompactionRule rule(options);
+  EXPECT_GT(rule.Rank({100, 50}, 10), rule.Rank({100, 40}, 10));
+  EXPECT_GT(rule.Rank({100, 40}, 40), rule.Rank({100, 50}, 10));
+  EXPECT_GT(rule.Rank({100, 40}, 10), rule.Rank({10, 4}, 9));
+  EXPECT_GT(rule.Rank({10, 10}, 1), rule.Rank({100, 99}, 1'000'000));
+  EXPECT_FALSE(rule.IsWorth({10, 3}));
+  EXPECT_TRUE(rule.IsWorth({10, 4}));
+  EXPECT_FALSE(rule.Due({1000, 300}, 0));
+  EXPECT_TRUE(rule.Due({1000, 301}, 0));
+}
+
+TEST(CompactionRule, ModelSizePutsTheFewestNewestRowsFirst) {
+  StoreOptions options;
+  options.compaction = CompactionPolicy::kModelSize;
+  options.most_run_bytes = 100;
+  const CompactionRule rule(options);
+  EXPECT_GT(rule.Rank({10, 5}, 1), rule.Rank({100, 90}, 1));
+  EXPECT_FALSE(rule.Due({100, 99}, 100));
+  EXPECT_TRUE(rule.Due({100, 1}, 101));
+}
+
+// Deletions that an older version still needs are written anew as they are: that frees nothing, and
+// it must not make the new file due again.
+TEST(StoreCompaction, DeletionsThatAreStillNeededAreNotCompactedWithoutEnd) {
+  for (const CompactionPolicy policy : {CompactionPolicy::kStaleShare, CompactionPolicy::kGain}) {
+    MemoryFileSystem fs;
+    StoreOptions options = Options(policy, 0.2);
+    options.file_bytes = 64 << 10;  // Each write one file.
+    StoreHarness harness(&fs, 1 << 30, options);
+    TERRACE_ASSERT_OK(harness.Create());
+    TERRACE_ASSERT_OK(harness.Write(Range(harness, 0, 100)));
+    TERRACE_ASSERT_OK(harness.Write(Range(harness, 100, 110)));
+    TERRACE_ASSERT_OK(harness.Erase(Range(harness, 0, 10)));
+    TERRACE_ASSERT_OK(harness.Erase(Range(harness, 10, 20)));
+    // A file goes: deletions are looked at again.
+    TERRACE_ASSERT_OK(harness.Write(Range(harness, 100, 110)));
+    TERRACE_ASSERT_OK(harness.store()->CompactNow());
+    EXPECT_GT(harness.store()->stats().compactions, 0u) << "the deletions were not looked at";
+    EXPECT_LE(harness.store()->stats().compactions, 3u);
+    TERRACE_ASSERT_OK(harness.CheckAll());
+  }
+}
+
+}  // namespace
+}  // namespace terrace
