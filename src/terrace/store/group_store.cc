@@ -330,10 +330,11 @@ std::uint64_t GroupStore::MostWriteBytes(std::uint64_t rows, std::uint64_t write
     MutexLock lock(&mu_);
     blocks = directory_.groups() + directory_.added();
   }
-  // Each row may ask for a block of its own, until all are written by each write; and blocks are
-  // divided.
-  const std::uint64_t most =
+  // Each row may ask for a block of its own, until all are written by each write; blocks are
+  // divided; and a sweep goes along.
+  std::uint64_t most =
       (blocks > rows / writes ? rows : blocks * writes) + 2 * rows / layout_.most_rows + writes;
+  if (options_.expiry != nullptr) most = 2 * most + writes * part_blocks_;
   return inner_->MostWriteBytes(most, most / part_blocks_ + 2 * writes);
 }
 

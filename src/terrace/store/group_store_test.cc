@@ -222,6 +222,31 @@ TEST(GroupFilter, AbsentKeysCostAReadAfterAnOpeningAndThenNone) {
   TERRACE_ASSERT_OK(harness.CheckAll());
 }
 
+// What a write is said to take at most it does, where each row has a block of its own and where
+// all share few.
+TEST(GroupStore, WritesTakeWhatIsSaid) {
+  for (const std::uint64_t expected : {0u, 100u, 1000u, 100'000u}) {
+    for (const std::uint64_t buffer : {1u, 8u << 20}) {
+      MemoryFileSystem memory;
+      StoreOptions options = StoreHarness::TinyGroupOptions();
+      options.expected_rows = expected;
+      options.io_buffer_bytes = buffer;
+      options.background_compaction = true;
+      StoreHarness harness(&memory, kQuota, options);
+      TERRACE_ASSERT_OK(harness.Create());
+      for (const std::uint64_t rows : {1u, 100u, 3000u, 10u, 3000u}) {
+        const std::uint64_t most = harness.store()->MostWriteBytes(rows, 1);
+        const std::uint64_t before = harness.store()->stats().write_bytes;
+        auto staged = Stage(harness.store(), KeysFrom(harness, 0, rows), 1, options.row_bytes);
+        TERRACE_ASSERT_OK(staged);
+        TERRACE_ASSERT_OK(harness.store()->Publish(std::move(*staged)));
+        EXPECT_LE(harness.store()->stats().write_bytes - before, most)
+            << rows << " rows, " << expected << " expected, buffers of " << buffer;
+      }
+    }
+  }
+}
+
 // Twenty times the rows that were expected: a key still costs one block, and memory grows by what
 // the blocks take.
 TEST(GroupStore, MoreRowsThanExpected) {

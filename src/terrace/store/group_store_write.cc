@@ -7,7 +7,6 @@
 
 #include "terrace/base/check.h"
 #include "terrace/base/log.h"
-#include "terrace/base/sync_point.h"
 #include "terrace/base/units.h"
 #include "terrace/store/group_store.h"
 

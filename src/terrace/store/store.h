@@ -1,10 +1,11 @@
 // Store: the SSD tier of one table in one shard (SSD-PS; HPS 6 and appendix E). Rows lie in
 // immutable parameter files, written in large sequential chunks; an index in memory says where each
-// key's newest row is; files whose stale share is above a threshold are rewritten; a manifest,
-// published by rename, is the truth. docs/formats/ gives the bytes. Threads: internally
-// synchronised: Read from any thread (one at a time), Write, Stage and Erase from one, Publish from
-// one, Commit and Drop from one; compaction runs on a thread of its own, and what is written goes
-// to the disk on another. Borrows the FileSystem, DiskQuota and Clock, which must outlive it.
+// key's newest row is, or the newest block of rows of a group of keys; files whose stale share is
+// above a threshold are rewritten; a manifest, published by rename, is the truth. docs/formats/
+// gives the bytes. Threads: internally synchronised: Read from any thread (one at a time), Write,
+// Stage and Erase from one, Publish from one, Commit and Drop from one; compaction runs on a thread
+// of its own, and what is written goes to the disk on another. Borrows the FileSystem, DiskQuota
+// and Clock, which must outlive it.
 #pragma once
 
 #include <atomic>
@@ -214,8 +215,9 @@ class Store {
                        std::span<const std::uint8_t> stored) = 0;
   // The two halves of Write, so that one thread brings rows to the disk while another leads the
   // index to those before. Publish in the order of Stage, and Read sees them; after a Publish that
-  // failed, what was staged behind it is dropped. Errors as of Write. REQUIRES: for Stage, keys;
-  // for Write and Erase, that nothing is staged.
+  // failed, what was staged behind it is dropped. Errors as of Write; kAborted: what was staged
+  // before was dropped, and this was made from it. REQUIRES: for Stage, keys; for Write and Erase,
+  // that nothing is staged.
   virtual Result<std::unique_ptr<StagedRows>> Stage(std::span<const Key> keys,
                                                     std::span<const std::byte* const> rows,
                                                     std::span<const std::uint8_t> stored) = 0;

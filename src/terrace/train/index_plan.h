@@ -13,8 +13,8 @@ inline constexpr std::uint64_t kKeyIndexBytes = 8;
 // All indexes by key may take so much of the budget: the rest is better spent on rows.
 inline constexpr std::uint64_t kIndexBudgetShare = 4;
 
-// The index of a new table; auto: by group where the expected keys would take an index by key beyond
-// the table's part of the share of the budget.
+// The index of a new table; auto: by group where the expected keys would take an index by key
+// beyond the table's part of the share of the budget.
 IndexKind IndexOf(const Job& job, const ModelPlan& plan, const TablePlan& table);
 
 // Of a table with so many keys.

@@ -200,7 +200,8 @@ void AddIndex(Builder* b, const std::string& path, Get table) {
       [table](Job & job, const std::string& name) -> auto& { return table(job, name).index; },
       std::vector<std::pair<std::string, IndexChoice>>{
           {"auto", IndexChoice::kAuto}, {"key", IndexChoice::kKey}, {"group", IndexChoice::kGroup}},
-      "What memory keeps of rows on disk: about 8 bytes a key, or 1 to 2 for groups of keys, whose "
+      "What memory keeps of rows on disk: about 8 bytes a key, or 1.5 to 4 for groups of keys, "
+      "whose "
       "reads and writes take more bytes. Fixed for the life of a run. auto: by expected_keys and "
       "memory.budget.");
   b->Whole(

@@ -104,7 +104,7 @@ TEST(IndexPlan, BytesOfAKey) {
   for (const std::uint32_t row_bytes : {16u, 56u, 128u, 300u}) {
     const std::uint64_t bytes = IndexBytes(IndexKind::kGroup, row_bytes, kKeys);
     EXPECT_GT(bytes, kKeys);
-    EXPECT_LT(bytes, kKeys * 5 / 2) << row_bytes;
+    EXPECT_LT(bytes, kKeys * 3) << row_bytes;
   }
   const ModelPlan plan = PlanOf({kKeys, kKeys}, IndexChoice::kGroup);
   EXPECT_EQ(FirstIndexBytes(Job(), plan),

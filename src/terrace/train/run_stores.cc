@@ -37,7 +37,6 @@ std::vector<RunStores::Entry> RunStores::MakeEntries(const Job& job, const Model
       entry.recorded_directory = run.RecordedDirectory(schema.table(), shard);
       entry.row_bytes = schema.row_bytes();
       entry.index = IndexOf(job, plan, plan.tables[t]);
-      // Not all shards get the same share.
       const auto shards = static_cast<std::uint64_t>(job.ssd.shards);
       entry.expected_rows = (plan.tables[t].expected_keys + shards - 1) / shards;
       entries.push_back(std::move(entry));
@@ -244,8 +243,7 @@ Status RunStores::CheckIndex(const TablePlan& table, const Checkpoint::StoreMani
   }
   return InvalidArgumentError(
       fmt::format("table '{0}' has an index by {1}, which is fixed for the life of a run: set "
-                  "table.index to {1} "
-                  "or auto, or make a new run",
+                  "table.index to {1} or auto, or make a new run",
                   manifest.table, by_group ? "group" : "key"));
 }
 
