@@ -96,7 +96,7 @@ struct Job {
     std::uint64_t file_bytes = std::uint64_t{32} << 20;
     CompactionPolicy compaction = CompactionPolicy::kGain;
     double stale_share = 0.3333;
-    double over_provisioning = 0.07;  // Of kModelSize.
+    double over_provisioning = 0.07;      // Of kModelSize.
     std::uint64_t rated_write_bytes = 0;  // Of the disks, in their life; 0: unknown.
     bool direct = true;
     ReadMode read = ReadMode::kPlanned;
