@@ -155,11 +155,11 @@ Result<std::string> Scale::WhyNot() const {
   }
   // Half of it may be stale at a time, a commit holds what was there before, and a tenth is left
   // to others.
-  TERRACE_ASSIGN_OR_RETURN(const std::uint64_t disk, fs_->FreeBytes(settings_.folder));
+  TERRACE_ASSIGN_OR_RETURN(const DiskSpace disk, fs_->Space(settings_.folder));
   const std::uint64_t wanted = 3 * rows_ * RecordBytes() + 256 * kMiB;
-  if (disk / 10 * 9 < wanted) {
-    return "they take up to " + FormatBytes(wanted) + " of the disk, and " + FormatBytes(disk) +
-           " are free";
+  if (disk.free_bytes / 10 * 9 < wanted) {
+    return "they take up to " + FormatBytes(wanted) + " of the disk, and " +
+           FormatBytes(disk.free_bytes) + " are free";
   }
   return std::string();
 }
