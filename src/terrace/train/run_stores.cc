@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "terrace/base/core_binding.h"
+#include "terrace/base/thread.h"
 #include "terrace/base/units.h"
 #include "terrace/train/index_plan.h"
 
@@ -18,6 +20,12 @@ std::string DiskFolder(const std::string& store_directory) {
   const std::size_t shard = store_directory.rfind('/');
   const std::size_t table = store_directory.rfind('/', shard - 1);
   return store_directory.substr(0, table);
+}
+
+// That this process may use.
+std::size_t Cores() {
+  const Result<std::vector<int>> units = CurrentUnits();
+  return units.ok() ? units->size() : 1;
 }
 
 }  // namespace
@@ -162,16 +170,26 @@ Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock,
     entry.directory = run->ResolveDirectory(manifest->directory);
   }
   TERRACE_RETURN_IF_ERROR(stores->FindDisks(fs, clock, quota, job, options));
-  for (Entry& entry : stores->stores_) {
+  // The key sections of each are read and put into its index by one thread.
+  const auto open = [&](Entry* entry) -> Status {
     std::vector<ManifestReference> references;
     for (const Checkpoint& other : kept) {
-      if (const Checkpoint::StoreManifest* reference = find(other, entry))
+      if (const Checkpoint::StoreManifest* reference = find(other, *entry))
         references.push_back(reference->manifest);
     }
-    TERRACE_ASSIGN_OR_RETURN(entry.store,
-                             Store::Open(fs, clock, quota, stores->MakeOptions(job, options, entry),
-                                         find(checkpoint, entry)->manifest, references));
-  }
+    TERRACE_ASSIGN_OR_RETURN(
+        entry->store, Store::Open(fs, clock, quota, stores->MakeOptions(job, options, *entry),
+                                  find(checkpoint, *entry)->manifest, references));
+    return OkStatus();
+  };
+  const std::size_t count = stores->stores_.size();
+  std::vector<Status> opened(count);
+  WorkerGroup openers("open", options.background ? static_cast<int>(std::min(count, Cores())) : 1);
+  openers.Run(static_cast<int>(count), [&](int i) {
+    const auto s = static_cast<std::size_t>(i);
+    opened[s] = open(&stores->stores_[s]);
+  });
+  for (const Status& status : opened) TERRACE_RETURN_IF_ERROR(status);
   return stores;
 }
 
