@@ -364,7 +364,7 @@ def test_metrics(run, log, expected):
     assert plan(run)["lost_metrics_bytes"] == len(lines[2])
     repair(run)
     after = path.read_bytes().splitlines(keepends=True)
-    assert json.loads(after[2]) == {"format_version": 1, "kind": "lost"} and len(after[2]) == len(lines[2])
+    assert json.loads(after[2]) == {"format_version": 2, "kind": "lost"} and len(after[2]) == len(lines[2])
     assert_same_as_undisturbed(run, log, expected, but=("metrics",))
     result = run.result()["metrics"]
     assert [line for line in result if line["kind"] != "lost"] == expected["metrics"][:2] + expected["metrics"][3:]
