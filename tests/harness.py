@@ -18,9 +18,8 @@ PATIENCE_SECONDS = 300
 class Outcome:
     """One finished process."""
 
-    def __init__(self, arguments, code, output, seconds, peak_bytes):
-        self.arguments, self.code, self.output = arguments, code, output
-        self.seconds, self.peak_bytes = seconds, peak_bytes  # peak_bytes: resident, as the kernel counted.
+    def __init__(self, arguments, code, output, seconds):
+        self.arguments, self.code, self.output, self.seconds = arguments, code, output, seconds
 
     def expect(self, code=0):
         assert self.code == code, (f"exit {self.code}, expected {code}: {' '.join(map(str, self.arguments))}\n"
@@ -43,12 +42,12 @@ class Process:
     def poll(self):
         """The outcome, or None while it runs."""
         if self.outcome is None:
-            pid, status, usage = os.wait4(self.popen.pid, os.WNOHANG)
+            pid, status = os.waitpid(self.popen.pid, os.WNOHANG)
             if pid:
                 code = os.waitstatus_to_exitcode(status)
                 self.popen.returncode = code
                 self.outcome = Outcome(self.arguments, code, self.log.read_text(errors="replace"),
-                                       time.monotonic() - self.started, usage.ru_maxrss * 1024)
+                                       time.monotonic() - self.started)
         return self.outcome
 
     def wait(self, timeout=PATIENCE_SECONDS):

@@ -57,7 +57,7 @@ def test_threads_run_where_it_is_said(terrace, workspace, log):
     run = harness.Run(terrace, workspace, job)
     process = run.start()
     run.wait_for_metrics(process, 4)
-    text = said(harness.Outcome(None, 0, process.log.read_text(), 0, 0))
+    text = said(harness.Outcome(None, 0, process.log.read_text(), 0))
     threads = {}
     for task in pathlib.Path(f"/proc/{process.popen.pid}/task").iterdir():
         allowed = re.search(r"Cpus_allowed_list:\s*(\S+)", (task / "status").read_text()).group(1)
