@@ -1,5 +1,6 @@
 """Either index of a store leads to the same rows: the digest and the metrics are the same by key and by
 group, killed and resumed or not, and a run keeps the index that it was made with."""
+import json
 import random
 import signal
 
@@ -42,6 +43,11 @@ def test_groups_change_nothing(terrace, workspace, job, reference, expected):
     assert summary["memory"]["peak_bytes"] <= summary["memory"]["budget_bytes"]
     harness.assert_same(reference, run.result(), f"by group, {expected} expected keys")
     run.verify()
+    tables = json.loads(terrace.text("inspect", run.path, "--json"))["tables"]
+    assert sum(table["rows"] for table in tables) == summary["rows"]
+    # The summary counts a file that the last checkpoint names too if the store compacted it since.
+    older = sum(table["checkpoint_only_bytes"] for table in tables)
+    assert 0 < older <= summary["ssd"]["checkpoint_only_bytes"]
 
 
 def test_killed_by_group(terrace, workspace, job, reference, sample_seed):

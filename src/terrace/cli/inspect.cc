@@ -178,10 +178,9 @@ Status ViewOlder(FileSystem* fs, RunReader* reader, const std::vector<std::uint6
   const auto add = [&](const Checkpoint& checkpoint, bool counts) -> Status {
     for (const Checkpoint::StoreManifest& store : checkpoint.stores) {
       const std::string folder = reader->folder()->ResolveDirectory(store.directory);
-      TERRACE_ASSIGN_OR_RETURN(
-          const Manifest manifest,
-          ReadManifest(fs, folder, store.manifest.id, store.manifest.digest,
-                       RecordLayout::Of(store.table, store.shard, store.row_bytes)));
+      TERRACE_ASSIGN_OR_RETURN(const Manifest manifest,
+                               ReadManifest(fs, folder, store.manifest.id, store.manifest.digest,
+                                            store.record_layout()));
       for (const Manifest::File& file : manifest.files) {
         const bool is_new = seen.insert(JoinPath(folder, ParameterFileName(file.id))).second;
         if (is_new && counts) (*tables)[store.table].checkpoint_only_bytes += file.bytes;
