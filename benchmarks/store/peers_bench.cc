@@ -41,15 +41,13 @@ struct DiskTraffic {
 
 Result<DiskTraffic> ReadDiskTraffic() {
   std::ifstream file("/proc/self/io");
+  if (!file) return InternalError("/proc/self/io can't be read");
   std::string name;
   double value = 0;
   DiskTraffic traffic;
   while (file >> name >> value) {
     if (name == "write_bytes:") traffic.written = value;
     if (name == "read_bytes:") traffic.read = value;
-  }
-  if (traffic.written + traffic.read == 0 && !file.eof()) {
-    return InternalError("/proc/self/io can't be read");
   }
   return traffic;
 }

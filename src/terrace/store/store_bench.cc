@@ -472,8 +472,14 @@ bool ParseArguments(int argc, char** argv, Settings* settings) {
   flags.Add("depth", &settings->depth);
   flags.Add("file-mib", &settings->file_mib);
   flags.Add("file-sizes", &settings->file_sizes);
-  return flags.Parse(argc, argv) && settings->keys >= 1000 && settings->row_bytes >= 8 &&
-         settings->repeats > 0 && settings->file_mib > 0;
+  if (!flags.Parse(argc, argv)) return false;
+  if (settings->keys >= 1000 && settings->row_bytes >= 8 && settings->repeats > 0 &&
+      settings->file_mib > 0) {
+    return true;
+  }
+  std::fprintf(stderr,
+               "store_bench: at least 1000 keys, rows of 8 bytes, one repeat and files of a MiB\n");
+  return false;
 }
 
 }  // namespace
