@@ -135,11 +135,7 @@ std::uint64_t RowCacheImpl::dirty_bytes() const {
   // Every full buffer, the rests of those that are there, and the last one are a write of each
   // store, which has its share of the rows.
   const std::uint64_t writes = rows / write_back_->buffer_rows() + 3;
-  std::uint64_t bytes = 0;
-  for (const Store* store : stores_) {
-    bytes += store->MostWriteBytes((rows + stores_.size() - 1) / stores_.size(), writes);
-  }
-  return bytes;
+  return MostWriteBytes(stores_, rows, writes);
 }
 
 }  // namespace terrace

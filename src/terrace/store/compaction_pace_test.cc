@@ -132,12 +132,6 @@ TEST(CompactionPace, BlocksBesideAUseAndNotBetweenUses) {
   EXPECT_TRUE(Eventually([&] { return passing.done(); }));
 }
 
-std::vector<Key> Range(const StoreHarness& harness, std::uint64_t begin, std::uint64_t end) {
-  std::vector<Key> keys;
-  for (std::uint64_t i = begin; i < end; ++i) keys.push_back(harness.KeyAt(i));
-  return keys;
-}
-
 TEST(StorePace, CompactionWaitsForAReadThatIsOnItsWay) {
   MemoryFileSystem memory;
   HookedFileSystem fs(&memory);
@@ -148,18 +142,18 @@ TEST(StorePace, CompactionWaitsForAReadThatIsOnItsWay) {
   StoreHarness harness(&fs, std::uint64_t{1} << 30, options, &clock);
   harness.key_range = 5000;
   TERRACE_ASSERT_OK(harness.Create());
-  TERRACE_ASSERT_OK(harness.Write(Range(harness, 0, 5000)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 5000)));
   clock.Step(1);
-  TERRACE_ASSERT_OK(harness.Write(Range(harness, 0, 100)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 100)));
   EXPECT_EQ(harness.store()->stats().compactions, 0u);
   fs.before_reads = [&] {
     clock.Step(1);
     // It makes compaction due, which would take seconds of a clock that stands.
-    TERRACE_ASSERT_OK(harness.Write(Range(harness, 0, 4000)));
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 4000)));
     Sleep(50);
     EXPECT_EQ(harness.store()->stats().compactions, 0u);
   };
-  TERRACE_ASSERT_OK(harness.CheckRead(Range(harness, 4000, 5000)));
+  TERRACE_ASSERT_OK(harness.CheckRead(harness.KeysFrom(4000, 5000)));
   EXPECT_TRUE(Eventually([&] { return harness.store()->stats().compactions > 0; }));
   TERRACE_ASSERT_OK(harness.CheckAll());
 }
@@ -176,7 +170,7 @@ TEST(StorePace, AWriterWaitsForCompactionThatIsFarBehind) {
     StoreHarness harness(&fs, std::uint64_t{1} << 30, options);
     harness.key_range = 20'000;
     TERRACE_ASSERT_OK(harness.Create());
-    TERRACE_ASSERT_OK(harness.Write(Range(harness, 0, 20'000)));
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 20'000)));
     Rng rng(3);
     constexpr std::uint64_t kMost = 2000;
     for (int i = 0; i < 150; ++i) {

@@ -22,12 +22,6 @@ namespace {
 
 constexpr std::uint64_t kQuota = std::uint64_t{1} << 30;
 
-std::vector<Key> KeysFrom(const StoreHarness& harness, std::uint64_t begin, std::uint64_t end) {
-  std::vector<Key> keys;
-  for (std::uint64_t i = begin; i < end; ++i) keys.push_back(harness.KeyAt(i));
-  return keys;
-}
-
 Result<std::unique_ptr<StagedRows>> Stage(Store* store, const std::vector<Key>& keys,
                                           std::uint64_t generation, std::uint32_t row_bytes) {
   std::vector<std::vector<std::byte>> rows;
@@ -41,7 +35,7 @@ Result<std::unique_ptr<StagedRows>> Stage(Store* store, const std::vector<Key>& 
 Status CheckGenerations(Store* store, const StoreHarness& harness,
                         const std::map<Key, std::uint64_t>& generations) {
   const std::uint32_t row_bytes = harness.options()->row_bytes;
-  const std::vector<Key> keys = KeysFrom(harness, 0, harness.key_range);
+  const std::vector<Key> keys = harness.KeysFrom(0, harness.key_range);
   std::vector<std::byte> memory(keys.size() * row_bytes);
   std::vector<std::byte*> rows;
   for (std::size_t i = 0; i < keys.size(); ++i) rows.push_back(memory.data() + i * row_bytes);
@@ -120,10 +114,10 @@ TEST(GroupStaged, WhatIsDroppedGivesItsSpaceBack) {
   MemoryFileSystem memory;
   StoreHarness harness(&memory, kQuota, StoreHarness::TinyGroupOptions());
   TERRACE_ASSERT_OK(harness.Create());
-  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 50)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 50)));
   const std::uint64_t used = harness.quota()->used();
   {
-    auto staged = Stage(harness.store(), KeysFrom(harness, 20, 300), 9, 300);
+    auto staged = Stage(harness.store(), harness.KeysFrom(20, 300), 9, 300);
     TERRACE_ASSERT_OK(staged);
     EXPECT_GT(harness.quota()->used(), used);
   }
@@ -143,7 +137,7 @@ TEST(GroupConcurrency, NoRowIsLostWhileItsBlockIsDivided) {
     StoreHarness harness(&memory, kQuota, options);
     TERRACE_ASSERT_OK(harness.Create());
     constexpr std::uint64_t kFirst = 200;
-    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, kFirst)));
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, kFirst)));
     TERRACE_ASSERT_OK(harness.Commit());
     // What was there before is unknown to the filters.
     TERRACE_ASSERT_OK(harness.Reopen(1));
@@ -154,9 +148,9 @@ TEST(GroupConcurrency, NoRowIsLostWhileItsBlockIsDivided) {
       Rng rng(seed);
       for (std::uint64_t next = kFirst; next < 6000;) {
         const std::uint64_t end = next + 1 + rng.Below(200);
-        auto first = Stage(opened, KeysFrom(harness, next, end), 1, options.row_bytes);
+        auto first = Stage(opened, harness.KeysFrom(next, end), 1, options.row_bytes);
         TERRACE_CHECK(first.ok());
-        auto second = Stage(opened, KeysFrom(harness, next - 50, end), 2, options.row_bytes);
+        auto second = Stage(opened, harness.KeysFrom(next - 50, end), 2, options.row_bytes);
         TERRACE_CHECK(second.ok());
         TERRACE_CHECK(opened->Publish(std::move(*first)).ok());
         written.store(end);
@@ -204,11 +198,11 @@ TEST(GroupFilter, AbsentKeysCostAReadAfterAnOpeningAndThenNone) {
   StoreHarness harness(&memory, kQuota, options);
   harness.key_range = 8000;
   TERRACE_ASSERT_OK(harness.Create());
-  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 2000)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 2000)));
   const auto reads_of_absent = [&] {
     const std::uint64_t before = harness.store()->stats().read_requests;
     const std::uint64_t mistaken = harness.store()->stats().mistaken_reads;
-    TERRACE_EXPECT_OK(harness.CheckRead(KeysFrom(harness, 5000, 5400)));
+    TERRACE_EXPECT_OK(harness.CheckRead(harness.KeysFrom(5000, 5400)));
     EXPECT_LE(harness.store()->stats().mistaken_reads - mistaken,
               harness.store()->stats().rows_read + 400);
     return harness.store()->stats().mistaken_reads - mistaken +
@@ -237,7 +231,7 @@ TEST(GroupStore, WritesTakeWhatIsSaid) {
       for (const std::uint64_t rows : {1u, 100u, 3000u, 10u, 3000u}) {
         const std::uint64_t most = harness.store()->MostWriteBytes(rows, 1);
         const std::uint64_t before = harness.store()->stats().write_bytes;
-        auto staged = Stage(harness.store(), KeysFrom(harness, 0, rows), 1, options.row_bytes);
+        auto staged = Stage(harness.store(), harness.KeysFrom(0, rows), 1, options.row_bytes);
         TERRACE_ASSERT_OK(staged);
         TERRACE_ASSERT_OK(harness.store()->Publish(std::move(*staged)));
         EXPECT_LE(harness.store()->stats().write_bytes - before, most)
@@ -257,7 +251,7 @@ TEST(GroupStore, MoreRowsThanExpected) {
   StoreHarness harness(&memory, kQuota, options);
   TERRACE_ASSERT_OK(harness.Create());
   for (std::uint64_t begin = 0; begin < 10'000; begin += 1000) {
-    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, begin, begin + 1000)));
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(begin, begin + 1000)));
   }
   harness.key_range = 10'500;
   TERRACE_ASSERT_OK(harness.CheckAll());
@@ -317,7 +311,7 @@ TEST(GroupExpiry, RowsThatMayGoGoWithTheWritesThatFollow) {
   StoreHarness harness(&memory, kQuota, options);
   TERRACE_ASSERT_OK(harness.Create());
   Store* const store = harness.store();
-  const std::vector<Key> keys = KeysFrom(harness, 0, 3000);
+  const std::vector<Key> keys = harness.KeysFrom(0, 3000);
   TERRACE_ASSERT_OK(WriteKeyed(store, keys, options.row_bytes));
   std::set<Key> left(keys.begin(), keys.end());
   for (std::size_t i = 0; i < keys.size(); i += 2) {
@@ -365,7 +359,7 @@ TEST(GroupStore, IsOpenedAsWhatItWasMade) {
   MemoryFileSystem memory;
   StoreHarness harness(&memory, kQuota, StoreHarness::TinyGroupOptions());
   TERRACE_ASSERT_OK(harness.Create());
-  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 300)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 300)));
   TERRACE_ASSERT_OK(harness.Commit());
   const ManifestReference reference = harness.manifests().at(1);
   for (const bool read_only : {true, false}) {

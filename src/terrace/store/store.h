@@ -260,4 +260,14 @@ class Store {
   virtual Status background_status() const = 0;
 };
 
+// Store::MostWriteBytes of stores that share out the rows evenly.
+inline std::uint64_t MostWriteBytes(std::span<Store* const> stores, std::uint64_t rows,
+                                    std::uint64_t writes) {
+  std::uint64_t bytes = 0;
+  for (const Store* store : stores) {
+    bytes += store->MostWriteBytes((rows + stores.size() - 1) / stores.size(), writes);
+  }
+  return bytes;
+}
+
 }  // namespace terrace

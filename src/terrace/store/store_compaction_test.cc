@@ -29,12 +29,6 @@ StoreOptions Options(CompactionPolicy policy, double stale_share) {
   return options;
 }
 
-std::vector<Key> Range(const StoreHarness& harness, std::uint64_t begin, std::uint64_t end) {
-  std::vector<Key> keys;
-  for (std::uint64_t i = begin; i < end; ++i) keys.push_back(harness.KeyAt(i));
-  return keys;
-}
-
 // Keys of one write: all alike, or by Zipf's law with exponent 1.
 std::vector<Key> Draw(const StoreHarness& harness, Rng* rng, bool zipf) {
   std::set<std::uint64_t> drawn;
@@ -88,7 +82,7 @@ TEST(StoreCompaction, SpaceStaysBoundedAtAKnownPrice) {
     StoreHarness harness(&fs, 1 << 30, Options(c.policy, c.stale_share));
     harness.key_range = kKeys;
     TERRACE_ASSERT_OK(harness.Create());
-    TERRACE_ASSERT_OK(harness.Write(Range(harness, 0, kKeys)));
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, kKeys)));
     const double amplification = Amplify(&harness, 60, c.zipf, c.stale_share);
     EXPECT_LE(amplification, c.most);
     EXPECT_GT(amplification, 0) << "nothing was compacted";
@@ -104,7 +98,7 @@ TEST(StoreCompaction, GainCopiesLessThanStaleShare) {
       MemoryFileSystem fs;
       StoreHarness harness(&fs, 1 << 30, Options(policy, 0.3333));
       TERRACE_ASSERT_OK(harness.Create());
-      TERRACE_ASSERT_OK(harness.Write(Range(harness, 0, kKeys)));
+      TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, kKeys)));
       amplification[static_cast<int>(policy)] = Amplify(&harness, 60, zipf, 0.3333);
     }
     EXPECT_LT(amplification[0], 0.7 * amplification[1]);
@@ -118,7 +112,7 @@ TEST(StoreCompaction, ModelSizeWaitsForTheRunsSpace) {
   StoreHarness harness(&fs, 1 << 30, options);
   harness.key_range = kKeys;
   TERRACE_ASSERT_OK(harness.Create());
-  TERRACE_ASSERT_OK(harness.Write(Range(harness, 0, kKeys)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, kKeys)));
   Rng rng(7);
   std::uint64_t most = 0;
   while (harness.store()->stats().compactions == 0) {
@@ -142,7 +136,7 @@ TEST(StoreCompaction, ModelSizeEndsWhereItsSpaceIsTooSmall) {
   StoreHarness harness(&fs, 1 << 30, options);
   harness.key_range = kKeys;
   TERRACE_ASSERT_OK(harness.Create());
-  TERRACE_ASSERT_OK(harness.Write(Range(harness, 0, kKeys)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, kKeys)));
   TERRACE_ASSERT_OK(harness.Commit());  // Keeps the files.
   const double amplification = Amplify(&harness, 20, false, 0.5);
   EXPECT_LE(amplification, 1.1);
@@ -182,12 +176,12 @@ TEST(StoreCompaction, DeletionsThatAreStillNeededAreNotCompactedWithoutEnd) {
     options.file_bytes = 64 << 10;  // Each write one file.
     StoreHarness harness(&fs, 1 << 30, options);
     TERRACE_ASSERT_OK(harness.Create());
-    TERRACE_ASSERT_OK(harness.Write(Range(harness, 0, 100)));
-    TERRACE_ASSERT_OK(harness.Write(Range(harness, 100, 110)));
-    TERRACE_ASSERT_OK(harness.Erase(Range(harness, 0, 10)));
-    TERRACE_ASSERT_OK(harness.Erase(Range(harness, 10, 20)));
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 100)));
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(100, 110)));
+    TERRACE_ASSERT_OK(harness.Erase(harness.KeysFrom(0, 10)));
+    TERRACE_ASSERT_OK(harness.Erase(harness.KeysFrom(10, 20)));
     // A file goes: deletions are looked at again.
-    TERRACE_ASSERT_OK(harness.Write(Range(harness, 100, 110)));
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(100, 110)));
     TERRACE_ASSERT_OK(harness.store()->CompactNow());
     EXPECT_GT(harness.store()->stats().compactions, 0u) << "the deletions were not looked at";
     EXPECT_LE(harness.store()->stats().compactions, 3u);

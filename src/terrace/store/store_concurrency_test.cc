@@ -20,19 +20,13 @@ namespace {
 
 constexpr std::uint64_t kQuota = std::uint64_t{1} << 30;
 
-std::vector<Key> KeysFrom(const StoreHarness& harness, std::uint64_t begin, std::uint64_t end) {
-  std::vector<Key> keys;
-  for (std::uint64_t i = begin; i < end; ++i) keys.push_back(harness.KeyAt(i));
-  return keys;
-}
-
 TEST(StoreHazard, RowCompactedWhileRead) {
   MemoryFileSystem memory;
   HookedFileSystem fs(&memory);
   StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
   TERRACE_ASSERT_OK(harness.Create());
-  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
-  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 400)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 250)));
   const std::uint64_t before = harness.store()->stats().compactions;
   // The reader knows places in files that are compacted away before it reads them.
   std::uint64_t used_while_read = 0;
@@ -41,7 +35,7 @@ TEST(StoreHazard, RowCompactedWhileRead) {
     EXPECT_TRUE(status.ok()) << status.ToString();
     used_while_read = harness.quota()->used();
   };
-  TERRACE_ASSERT_OK(harness.CheckRead(KeysFrom(harness, 0, 400)));
+  TERRACE_ASSERT_OK(harness.CheckRead(harness.KeysFrom(0, 400)));
   EXPECT_GT(harness.store()->stats().compactions, before);
   TERRACE_ASSERT_OK(harness.CheckAll());
   // What the reader held went as soon as somebody looked.
@@ -54,12 +48,12 @@ TEST(StoreHazard, IndexGrownWhileRead) {
   HookedFileSystem fs(&memory);
   StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
   TERRACE_ASSERT_OK(harness.Create());
-  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 300)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 300)));
   const std::uint64_t before = harness.store()->index_bytes();
-  fs.before_reads = [&] { TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 1000, 61000))); };
-  TERRACE_ASSERT_OK(harness.CheckRead(KeysFrom(harness, 0, 300)));
+  fs.before_reads = [&] { TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(1000, 61000))); };
+  TERRACE_ASSERT_OK(harness.CheckRead(harness.KeysFrom(0, 300)));
   EXPECT_GT(harness.store()->index_bytes(), before);
-  TERRACE_ASSERT_OK(harness.CheckRead(KeysFrom(harness, 0, 61000)));
+  TERRACE_ASSERT_OK(harness.CheckRead(harness.KeysFrom(0, 61000)));
 }
 
 TEST(StoreHazard, CheckpointDuringCompaction) {
@@ -68,8 +62,8 @@ TEST(StoreHazard, CheckpointDuringCompaction) {
     MemoryFileSystem memory;
     StoreHarness harness(&memory, kQuota, StoreHarness::TinyOptions());
     TERRACE_ASSERT_OK(harness.Create());
-    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
-    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 400)));
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 250)));
     bool committed = false;
     SyncPoint::Arm([&](std::string_view name) {
       if (name != moment || committed) return;
@@ -79,7 +73,7 @@ TEST(StoreHazard, CheckpointDuringCompaction) {
     TERRACE_ASSERT_OK(harness.store()->CompactNow());
     SyncPoint::Arm(nullptr);
     ASSERT_TRUE(committed);
-    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 100, 400)));
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(100, 400)));
     TERRACE_ASSERT_OK(harness.store()->CompactNow());
     harness.Abandon();
     memory.Crash(1, MemoryFileSystem::CrashPolicy::kLoseUnsynced);
@@ -94,8 +88,8 @@ TEST(StoreHazard, CompactionDuringCheckpoint) {
     MemoryFileSystem memory;
     StoreHarness harness(&memory, kQuota, StoreHarness::TinyOptions());
     TERRACE_ASSERT_OK(harness.Create());
-    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
-    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 400)));
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 250)));
     SyncPoint::Arm([&](std::string_view name) {
       if (name == moment) TERRACE_ASSERT_OK(harness.store()->CompactNow());
     });
@@ -115,7 +109,7 @@ TEST(StoreHazard, ReaderOfAnOldCheckpointWhileItIsDropped) {
   HookedFileSystem fs(&memory);
   StoreHarness harness(&memory, kQuota, StoreHarness::TinyOptions());
   TERRACE_ASSERT_OK(harness.Create());
-  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 400)));
   TERRACE_ASSERT_OK(harness.Commit());
   const ManifestReference old = harness.manifests().at(1);
   const RowMap expected = harness.snapshots().at(1);
@@ -123,7 +117,7 @@ TEST(StoreHazard, ReaderOfAnOldCheckpointWhileItIsDropped) {
   options.read_only = true;
   auto reader = Store::Open(&fs, Clock::Real(), nullptr, options, old, {});
   ASSERT_TRUE(reader.ok()) << reader.status().ToString();
-  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 400)));
   TERRACE_ASSERT_OK(harness.Commit());
   fs.before_reads = [&] { TERRACE_ASSERT_OK(harness.Drop(1)); };
   // It has its files open: it goes on to read what it opened.
@@ -158,8 +152,8 @@ TEST(StoreHazard, CompactionWhileAWriteTakesEffect) {
   });
   // Many small files, which are merged from the smallest on: that of a write of one row at once.
   for (std::uint64_t i = 0; i < 150; ++i) {
-    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 3 * i, 3 * i + (i % 5 == 4 ? 1 : 5))));
-    if (i % 7 == 6) TERRACE_ASSERT_OK(harness.Erase(KeysFrom(harness, 3 * i, 3 * i + 1)));
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(3 * i, 3 * i + (i % 5 == 4 ? 1 : 5))));
+    if (i % 7 == 6) TERRACE_ASSERT_OK(harness.Erase(harness.KeysFrom(3 * i, 3 * i + 1)));
     TERRACE_ASSERT_OK(harness.CheckAll());
   }
   TERRACE_ASSERT_OK(harness.Commit());
@@ -173,9 +167,9 @@ TEST(StoreHazard, WriteOvertakesCompaction) {
   MemoryFileSystem memory;
   StoreHarness harness(&memory, kQuota, StoreHarness::TinyOptions());
   TERRACE_ASSERT_OK(harness.Create());
-  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
-  TERRACE_ASSERT_OK(harness.Erase(KeysFrom(harness, 350, 400)));
-  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 250)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 400)));
+  TERRACE_ASSERT_OK(harness.Erase(harness.KeysFrom(350, 400)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 250)));
   TERRACE_ASSERT_OK(harness.Commit());
   // After the compaction has read and written its rows: the index must keep the newer ones. It may
   // be the compaction thread's, which is often faster than CompactNow, so the harness has a lock.
@@ -185,9 +179,9 @@ TEST(StoreHazard, WriteOvertakesCompaction) {
   SyncPoint::Arm([&](std::string_view name) {
     if (name != "store.compact.before_publish" || !armed.load() || done.exchange(true)) return;
     MutexLock lock(&mu);
-    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 200, 300)));
-    TERRACE_ASSERT_OK(harness.Erase(KeysFrom(harness, 300, 320)));
-    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 360, 370)));
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(200, 300)));
+    TERRACE_ASSERT_OK(harness.Erase(harness.KeysFrom(300, 320)));
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(360, 370)));
   });
   harness.options()->background_compaction = true;  // So that Write itself does not compact.
   // Nor waits for the compaction that it interrupts, which is not two files behind.
@@ -197,7 +191,7 @@ TEST(StoreHazard, WriteOvertakesCompaction) {
   for (int i = 0; i < 1000 && !done.load(); ++i) {
     {
       MutexLock lock(&mu);
-      TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 330)));
+      TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 330)));
     }
     TERRACE_ASSERT_OK(harness.store()->CompactNow());
   }
@@ -330,9 +324,9 @@ TEST(StoreThreads, ClosesDuringCompaction) {
     options.background_compaction = true;
     StoreHarness harness(&memory, kQuota, options);
     TERRACE_ASSERT_OK(harness.Create());
-    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 400)));
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 400)));
     TERRACE_ASSERT_OK(harness.Commit());
-    TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, 10 * seed + 100)));
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 10 * seed + 100)));
     harness.Abandon();
     EXPECT_EQ(harness.quota()->used(), 0u);
     TERRACE_ASSERT_OK(harness.Reopen(1));

@@ -28,12 +28,6 @@ StoreOptions BackgroundOptions() {
   return options;
 }
 
-std::vector<Key> KeysFrom(const StoreHarness& harness, std::uint64_t begin, std::uint64_t end) {
-  std::vector<Key> keys;
-  for (std::uint64_t i = begin; i < end; ++i) keys.push_back(harness.KeyAt(i));
-  return keys;
-}
-
 Result<std::unique_ptr<StagedRows>> Stage(StoreHarness* harness, const std::vector<Key>& keys,
                                           std::uint64_t generation) {
   std::vector<std::vector<std::byte>> rows;
@@ -72,11 +66,11 @@ TEST(StoreStaged, IsSeenWhenPublished) {
     options.background_compaction = background;
     StoreHarness harness(&memory, kQuota, options);
     TERRACE_ASSERT_OK(harness.Create());
-    const std::vector<Key> both = KeysFrom(harness, 0, 20);
+    const std::vector<Key> both = harness.KeysFrom(0, 20);
     auto first = Stage(&harness, both, 1);
     TERRACE_ASSERT_OK(first);
     // The second is on the disk before the first is seen.
-    auto second = Stage(&harness, KeysFrom(harness, 10, 30), 2);
+    auto second = Stage(&harness, harness.KeysFrom(10, 30), 2);
     TERRACE_ASSERT_OK(second);
     EXPECT_EQ(Generation(&harness, both[0]), -1);
     TERRACE_ASSERT_OK(harness.store()->Publish(std::move(*first)));
@@ -105,7 +99,7 @@ TEST(StoreStaged, WhatIsDroppedLeavesNothing) {
   TERRACE_ASSERT_OK(harness.Write({1, 2, 3}));
   const std::uint64_t used = harness.quota()->used();
   {
-    auto staged = Stage(&harness, KeysFrom(harness, 0, kManyRows), 9);
+    auto staged = Stage(&harness, harness.KeysFrom(0, kManyRows), 9);
     TERRACE_ASSERT_OK(staged);
     EXPECT_GT(harness.quota()->used(), used);
     EXPECT_EQ(RowFiles(&memory, &harness), 2u);
@@ -134,7 +128,7 @@ TEST(StoreStaged, FailedWritesBehindTheCallersBack) {
       rule.nth = nth;
       rule.path_contains = "rows-";
       fs.SetRules({rule});
-      const Status written = harness.Write(KeysFrom(harness, 0, kManyRows));
+      const Status written = harness.Write(harness.KeysFrom(0, kManyRows));
       if (fs.faults() == 0) {
         TERRACE_EXPECT_OK(written);
         EXPECT_GT(nth, 10u);
@@ -158,7 +152,7 @@ TEST(StoreStaged, AFailedWriteOfCompactionPoisons) {
   FaultyFileSystem fs(&memory, {});
   StoreHarness harness(&fs, kQuota, BackgroundOptions());
   TERRACE_ASSERT_OK(harness.Create());
-  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, kManyRows)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, kManyRows)));
   TERRACE_ASSERT_OK(harness.Commit());
   // The next write makes most of the first file stale, and is itself in the file after it.
   FaultRule rule;
@@ -167,14 +161,14 @@ TEST(StoreStaged, AFailedWriteOfCompactionPoisons) {
   rule.nth = 1;
   rule.path_contains = "rows-0000000003";
   fs.SetRules({rule});
-  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, kManyRows * 2 / 3)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, kManyRows * 2 / 3)));
   const Status compacted = harness.store()->CompactNow();
   while (harness.store()->background_status().ok() && compacted.ok()) std::this_thread::yield();
   EXPECT_FALSE(harness.Write({1}).ok());
   EXPECT_EQ(RowFiles(&memory, &harness), 2u);
-  TERRACE_EXPECT_OK(harness.CheckRead(KeysFrom(harness, 0, kManyRows)));
+  TERRACE_EXPECT_OK(harness.CheckRead(harness.KeysFrom(0, kManyRows)));
   TERRACE_ASSERT_OK(harness.Reopen(1));
-  TERRACE_EXPECT_OK(harness.CheckRead(KeysFrom(harness, 0, kManyRows)));
+  TERRACE_EXPECT_OK(harness.CheckRead(harness.KeysFrom(0, kManyRows)));
 }
 
 TEST(StoreStaged, TheStoreEndsWhileCompactionWrites) {
@@ -182,17 +176,17 @@ TEST(StoreStaged, TheStoreEndsWhileCompactionWrites) {
   HeldFileSystem fs(&memory);
   StoreHarness harness(&fs, kQuota, BackgroundOptions());
   TERRACE_ASSERT_OK(harness.Create());
-  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, kManyRows)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, kManyRows)));
   TERRACE_ASSERT_OK(harness.Commit());
   fs.HoldWrites("rows-0000000003");
-  TERRACE_ASSERT_OK(harness.Write(KeysFrom(harness, 0, kManyRows * 2 / 3)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, kManyRows * 2 / 3)));
   fs.WaitForHeldWrite();
   Thread end("end", ThreadPriority::kNormal, [&] { harness.Abandon(); });
   fs.LetGo();
   end.Join();
   EXPECT_EQ(harness.quota()->used(), 0u);
   TERRACE_ASSERT_OK(harness.Reopen(1));
-  TERRACE_EXPECT_OK(harness.CheckRead(KeysFrom(harness, 0, kManyRows)));
+  TERRACE_EXPECT_OK(harness.CheckRead(harness.KeysFrom(0, kManyRows)));
 }
 
 }  // namespace

@@ -220,8 +220,7 @@ TEST(Store, WholeFilesAreReadWhole) {
   options.read_mode = ReadMode::kWholeFile;
   StoreHarness harness(&fs, std::uint64_t{1} << 30, options);
   TERRACE_ASSERT_OK(harness.Create());
-  std::vector<Key> keys;
-  for (std::uint64_t i = 0; i < 20'000; ++i) keys.push_back(harness.KeyAt(i));
+  const std::vector<Key> keys = harness.KeysFrom(0, 20'000);
   TERRACE_ASSERT_OK(harness.Write(keys));
   ASSERT_GT(harness.store()->stats().files, 5u);
   TERRACE_ASSERT_OK(harness.CheckRead({keys[7]}));
@@ -245,8 +244,7 @@ TEST(Store, ThreadsThatCheckRowsFindTheDamagedOnes) {
   options.read_threads = 4;
   StoreHarness harness(&fs, std::uint64_t{1} << 30, options);
   TERRACE_ASSERT_OK(harness.Create());
-  std::vector<Key> keys;
-  for (std::uint64_t i = 0; i < 20'000; ++i) keys.push_back(harness.KeyAt(i));
+  const std::vector<Key> keys = harness.KeysFrom(0, 20'000);
   TERRACE_ASSERT_OK(harness.Write(keys));
   TERRACE_ASSERT_OK(harness.CheckRead(keys));
   auto rules = ParseFaultRules("read:1+:flip:rows-");

@@ -246,12 +246,7 @@ std::uint64_t RunStores::index_bytes() const {
 
 std::uint64_t RunStores::MostWriteBytes(std::size_t table, std::uint64_t rows,
                                         std::uint64_t writes) const {
-  const std::vector<Store*> stores = this->table(table);
-  std::uint64_t bytes = 0;
-  for (const Store* store : stores) {
-    bytes += store->MostWriteBytes((rows + stores.size() - 1) / stores.size(), writes);
-  }
-  return bytes;
+  return terrace::MostWriteBytes(this->table(table), rows, writes);
 }
 
 Status RunStores::CheckIndex(const TablePlan& table, const Checkpoint::StoreManifest& manifest) {

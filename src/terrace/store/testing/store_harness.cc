@@ -180,6 +180,12 @@ ScrubOptions StoreHarness::scrub_options() const {
           options_.direct_io};
 }
 
+std::vector<Key> StoreHarness::KeysFrom(std::uint64_t begin, std::uint64_t end) const {
+  std::vector<Key> keys;
+  for (std::uint64_t i = begin; i < end; ++i) keys.push_back(KeyAt(i));
+  return keys;
+}
+
 std::vector<Key> StoreHarness::RandomKeys(Rng* rng, std::size_t most) const {
   std::set<Key> keys;
   const std::size_t n = 1 + rng->Below(most);

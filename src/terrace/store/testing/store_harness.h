@@ -52,6 +52,8 @@ class StoreHarness {
   ScrubOptions scrub_options() const;
 
   std::vector<Key> RandomKeys(Rng* rng, std::size_t most) const;
+  // KeyAt of [begin, end).
+  std::vector<Key> KeysFrom(std::uint64_t begin, std::uint64_t end) const;
   Key KeyAt(std::uint64_t i) const {
     // The last bits of a hash are in no index.
     if (alike_keys) return UnmixKey(MixKey(i / 8) >> 28 << 28 | (i % 8 * 0x123457));
