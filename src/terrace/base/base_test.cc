@@ -1,5 +1,8 @@
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -9,6 +12,7 @@
 #include "terrace/base/channel.h"
 #include "terrace/base/ids.h"
 #include "terrace/base/memory.h"
+#include "terrace/base/mutex.h"
 #include "terrace/base/rng.h"
 #include "terrace/base/status.h"
 #include "terrace/base/thread.h"
@@ -73,6 +77,35 @@ TEST(Channel, AbortWakesBothSidesWithTheFirstCause) {
   sender.Join();
   EXPECT_EQ(sent.code(), StatusCode::kIo);
   EXPECT_EQ(channel.Receive().status().code(), StatusCode::kIo);
+}
+
+TEST(Mutex, InTurnWhoeverWaitsIsNext) {
+  Mutex mu(Mutex::Order::kInTurn);
+  std::atomic<bool> stop{false};
+  std::atomic<std::uint64_t> taken{0};
+  std::thread holder([&] {
+    while (!stop.load()) {
+      MutexLock lock(&mu);
+      taken.fetch_add(1);
+      const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(50);
+      while (std::chrono::steady_clock::now() < until) {
+      }
+    }
+  });
+  std::vector<std::uint64_t> waited;
+  std::uint64_t last = 0;
+  for (int i = 0; i < 51; ++i) {
+    while (taken.load() == last) std::this_thread::yield();  // It is taken now.
+    const std::uint64_t before = taken.load();
+    MutexLock lock(&mu);
+    last = taken.load();
+    waited.push_back(last - before);
+  }
+  stop.store(true);
+  holder.join();
+  // Some were held up on their way to the queue.
+  std::nth_element(waited.begin(), waited.begin() + 25, waited.end());
+  EXPECT_LE(waited[25], 2u);
 }
 
 TEST(WorkerGroup, RunsEveryTaskOnceEachRound) {

@@ -22,11 +22,27 @@ namespace terrace {
 
 class TERRACE_THREAD_ANNOTATION(capability("mutex")) Mutex {
  public:
-  void Lock() TERRACE_ACQUIRE() { mu_.lock(); }
+  enum class Order : bool {
+    kAny,
+    // Who waits gets the mutex before its holder gets it again. For a mutex that one thread takes
+    // over and over with little in between: the others would hardly ever get it.
+    kInTurn,
+  };
+  Mutex() = default;
+  explicit Mutex(Order order) : order_(order) {}
+
+  void Lock() TERRACE_ACQUIRE() {
+    // Who waits for mu_ holds turn_, at which the last holder then queues.
+    if (order_ == Order::kInTurn) turn_.lock();
+    mu_.lock();
+    if (order_ == Order::kInTurn) turn_.unlock();
+  }
   void Unlock() TERRACE_RELEASE() { mu_.unlock(); }
 
  private:
   friend class CondVar;
+  const Order order_ = Order::kAny;
+  std::mutex turn_;
   std::mutex mu_;
 };
 

@@ -7,7 +7,7 @@
 namespace terrace {
 
 WriteQueue::WriteQueue(const std::string& thread_name)
-    : thread_(thread_name, ThreadPriority::kYielding, [this] { Loop(); }) {}
+    : thread_(thread_name, ThreadPriority::kNormal, [this] { Loop(); }) {}
 
 WriteQueue::~WriteQueue() {
   {

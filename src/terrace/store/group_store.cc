@@ -140,7 +140,7 @@ std::vector<GroupStore::SortedKey> GroupStore::SortKeys(std::span<const Key> key
   for (std::size_t i = 0; i < keys.size(); ++i) {
     order[i] = {MixKey(keys[i]), static_cast<std::uint32_t>(i)};
   }
-  RadixSort(&order, &spare, 0, 64, [](const SortedKey& key) { return key.hash; });
+  SortSpread(&order, &spare, 64, [](const SortedKey& key) { return key.hash; });
   for (std::size_t i = 1; i < order.size(); ++i) TERRACE_CHECK(order[i - 1].hash < order[i].hash);
   return order;
 }

@@ -166,10 +166,10 @@ Status SumRange(File* file, std::uint64_t begin, std::uint64_t end, std::span<st
 
 Result<std::unique_ptr<ParameterFileWriter>> ParameterFileWriter::Create(
     FileSystem* fs, const std::string& path, const RecordLayout& layout, std::uint64_t file_id,
-    bool direct, std::span<std::byte> buffer, WriteQueue* queue) {
+    bool direct, std::span<std::byte> buffer, std::vector<KeyEntry>* keys, WriteQueue* queue) {
   TERRACE_CHECK(buffer.size() >= kBlockBytes && buffer.size() % kBlockBytes == 0);
   std::unique_ptr<ParameterFileWriter> writer(
-      new ParameterFileWriter(layout, file_id, buffer, queue));
+      new ParameterFileWriter(layout, file_id, buffer, keys, queue));
   TERRACE_ASSIGN_OR_RETURN(writer->file_,
                            fs->Open(path, direct ? OpenMode::kCreateDirect : OpenMode::kCreate));
   HeaderBlock header{};
@@ -191,8 +191,10 @@ Result<std::unique_ptr<ParameterFileWriter>> ParameterFileWriter::Create(
 }
 
 ParameterFileWriter::ParameterFileWriter(const RecordLayout& layout, std::uint64_t file_id,
-                                         std::span<std::byte> buffer, WriteQueue* queue)
-    : layout_(layout), seed_(layout.CheckSeed(file_id)), queue_(queue) {
+                                         std::span<std::byte> buffer, std::vector<KeyEntry>* keys,
+                                         WriteQueue* queue)
+    : layout_(layout), seed_(layout.CheckSeed(file_id)), queue_(queue), keys_(*keys) {
+  keys_.clear();
   info_.id = file_id;
   const std::uint64_t blocks = buffer.size() / kBlockBytes;
   parts_.resize(queue == nullptr ? 1 : std::min(kParts, blocks));

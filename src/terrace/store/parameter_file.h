@@ -121,11 +121,12 @@ Status SumRange(File* file, std::uint64_t begin, std::uint64_t end, std::span<st
 // Writes one file in one sequential pass of whole buffers. Add and Finish return the first failure.
 class ParameterFileWriter {
  public:
-  // `buffer`: aligned, of whole blocks; borrowed until destruction. `queue`: writes one part of the
-  // buffer while the next is filled; null: the calling thread writes the whole of it.
+  // `buffer`: aligned, of whole blocks. `keys`: gathers the key section; what it held goes, and its
+  // memory serves the next file. Both are borrowed until destruction. `queue`: writes one part of
+  // the buffer while the next is filled; null: the calling thread writes the whole of it.
   static Result<std::unique_ptr<ParameterFileWriter>> Create(
       FileSystem* fs, const std::string& path, const RecordLayout& layout, std::uint64_t file_id,
-      bool direct, std::span<std::byte> buffer, WriteQueue* queue);
+      bool direct, std::span<std::byte> buffer, std::vector<KeyEntry>* keys, WriteQueue* queue);
   ~ParameterFileWriter();  // Waits for what is being written.
   // REQUIRES: keys in strictly ascending order of MixKey; payload of row_bytes, or empty for a
   // deletion.
@@ -145,7 +146,7 @@ class ParameterFileWriter {
   };
 
   ParameterFileWriter(const RecordLayout& layout, std::uint64_t file_id,
-                      std::span<std::byte> buffer, WriteQueue* queue);
+                      std::span<std::byte> buffer, std::vector<KeyEntry>* keys, WriteQueue* queue);
   Status Append(std::span<const std::byte> data);
   Status AppendZeros(std::uint64_t bytes);
   Status Flush();
@@ -163,7 +164,7 @@ class ParameterFileWriter {
   std::unique_ptr<File> file_;
   Status failure_;  // The first of a write.
   ParameterFileInfo info_;
-  std::vector<KeyEntry> keys_;
+  std::vector<KeyEntry>& keys_;
   std::vector<std::byte> record_;
   std::unique_ptr<RunningChecksum> section_;
   std::uint64_t offset_ = 0;  // In the file, of the buffer's first byte.

@@ -38,7 +38,8 @@ struct Writer {
   Writer(FileSystem* fs, std::uint64_t buffer_bytes, WriteQueue* queue)
       : layout(RecordLayout::Of("ads", 0, kRowBytes)),
         buffer(std::move(HugeBuffer::Allocate(buffer_bytes)).value()) {
-    auto made = ParameterFileWriter::Create(fs, kPath, layout, 1, true, buffer.span(), queue);
+    auto made =
+        ParameterFileWriter::Create(fs, kPath, layout, 1, true, buffer.span(), &keys, queue);
     TERRACE_CHECK(made.ok());
     writer = std::move(made).value();
   }
@@ -51,6 +52,7 @@ struct Writer {
 
   const RecordLayout layout;
   HugeBuffer buffer;
+  std::vector<KeyEntry> keys;
   std::unique_ptr<ParameterFileWriter> writer;
 };
 

@@ -50,6 +50,7 @@ struct StoreImpl::Compaction {
   // Hashes of the newest deletions among the inputs of which an older version is in some other
   // file, sorted; the other deletions end here.
   std::vector<std::uint64_t> needed_deletions;
+  std::vector<KeyEntry> keys;  // The writer's.
   std::unique_ptr<ParameterFileWriter> writer;
   std::uint64_t writer_id = 0;
   std::vector<FilePtr> outputs;
@@ -405,10 +406,10 @@ Status StoreImpl::EmitRow(Compaction* round, const MergeSource& source) {
     planned.id = round->writer_id;
     round->outputs.push_back(NewFile(nullptr, planned));
     TERRACE_ASSIGN_OR_RETURN(
-        round->writer,
-        ParameterFileWriter::Create(
-            fs_, PathOf(round->writer_id), layout_, round->writer_id, options_.direct_io,
-            compact_buffer_.span().subspan(compact_input_bytes_), write_queue_.get()));
+        round->writer, ParameterFileWriter::Create(
+                           fs_, PathOf(round->writer_id), layout_, round->writer_id,
+                           options_.direct_io, compact_buffer_.span().subspan(compact_input_bytes_),
+                           &round->keys, write_queue_.get()));
     round->moved.emplace_back();
   }
   const std::span<const std::byte> payload =

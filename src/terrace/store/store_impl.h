@@ -188,8 +188,11 @@ class StoreImpl final : public Store {
       TERRACE_REQUIRES(commit_mu_) TERRACE_EXCLUDES(mu_);
 
   // --- store_write.cc
-  static std::vector<SortedKey> SortKeys(std::span<const Key> keys,
-                                         std::span<const std::uint8_t> stored);
+  // In a list that GiveOrder takes back: fresh pages would cost as much as the sort.
+  std::vector<SortedKey> SortKeys(std::span<const Key> keys, std::span<const std::uint8_t> stored)
+      TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
+  std::vector<SortedKey> TakeOrder() TERRACE_EXCLUDES(mu_);
+  void GiveOrder(std::vector<SortedKey> order) TERRACE_EXCLUDES(mu_);
   Status WriteRecords(std::span<const Key> keys, std::span<const std::byte* const> rows,
                       std::span<const std::uint8_t> stored) TERRACE_REQUIRES(write_mu_)
       TERRACE_EXCLUDES(mu_);
@@ -292,6 +295,8 @@ class StoreImpl final : public Store {
 
   Mutex write_mu_;
   HugeBuffer write_buffer_ TERRACE_GUARDED_BY(write_mu_);
+  std::vector<SortedKey> sort_spare_ TERRACE_GUARDED_BY(write_mu_);
+  std::vector<KeyEntry> write_keys_ TERRACE_GUARDED_BY(write_mu_);  // Of the file in the making.
 
   Mutex compact_mu_;
   HugeBuffer compact_buffer_ TERRACE_GUARDED_BY(compact_mu_);
@@ -301,11 +306,14 @@ class StoreImpl final : public Store {
   Mutex holder_mu_;  // Before mu_; held while the holder is asked.
   RowHolder* holder_ TERRACE_GUARDED_BY(holder_mu_) = nullptr;
 
-  mutable Mutex mu_;
+  // In turn: Publish takes it for each few thousand rows of a write, which must not keep reads out
+  // for as long as the whole of it takes.
+  mutable Mutex mu_{Mutex::Order::kInTurn};
   CondVar compaction_wanted_;
   CondVar compacted_;
   std::unique_ptr<RowIndex> index_ TERRACE_GUARDED_BY(mu_);
   std::unique_ptr<ExactIndex> deletions_ TERRACE_GUARDED_BY(mu_);  // Newest deletion records.
+  std::vector<std::vector<SortedKey>> spare_orders_ TERRACE_GUARDED_BY(mu_);
   std::vector<FilePtr> slots_ TERRACE_GUARDED_BY(mu_);
   std::vector<std::uint32_t> free_slots_ TERRACE_GUARDED_BY(mu_);
   std::uint64_t reserved_slots_ TERRACE_GUARDED_BY(mu_) = 0;  // Of files on their way.

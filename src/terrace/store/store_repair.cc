@@ -155,8 +155,9 @@ class FileRewriter {
     if (writer_ == nullptr) {
       const std::string path = JoinPath(options_.directory, ParameterFileName(next_id_));
       TERRACE_ASSIGN_OR_RETURN(
-          writer_, ParameterFileWriter::Create(fs_, path, options_.layout, next_id_++,
-                                               options_.direct_io, buffers_->records(), nullptr));
+          writer_,
+          ParameterFileWriter::Create(fs_, path, options_.layout, next_id_++, options_.direct_io,
+                                      buffers_->records(), &keys_, nullptr));
     }
     return writer_->Add(key, version, payload);
   }
@@ -177,6 +178,7 @@ class FileRewriter {
   const ScrubOptions& options_;
   std::uint64_t next_id_;
   ScrubBuffers* const buffers_;
+  std::vector<KeyEntry> keys_;
   std::unique_ptr<ParameterFileWriter> writer_;
   std::vector<Manifest::File> files_;
 };

@@ -44,6 +44,7 @@ class StoreImpl::StagedFiles final : public StagedRows {
   ~StagedFiles() override {
     store_->Abandon(files);
     store_->ReleaseSlots(slots);
+    store_->GiveOrder(std::move(order));
   }
 
   std::vector<SortedKey> order;
@@ -87,6 +88,7 @@ Status StoreImpl::Erase(std::span<const Key> keys) {
   for (const SortedKey& key : order) {
     if (key.stored) present.push_back(keys[key.index]);
   }
+  GiveOrder(std::move(order));
   return WriteRecords(present, {}, std::vector<std::uint8_t>(present.size(), 1));
 }
 
@@ -102,13 +104,28 @@ Status StoreImpl::WriteRecords(std::span<const Key> keys, std::span<const std::b
 std::vector<StoreImpl::SortedKey> StoreImpl::SortKeys(std::span<const Key> keys,
                                                       std::span<const std::uint8_t> stored) {
   TERRACE_CHECK(keys.size() <= std::numeric_limits<std::uint32_t>::max());
-  std::vector<SortedKey> order(keys.size()), spare;
+  std::vector<SortedKey> order = TakeOrder();
+  order.resize(keys.size());
   for (std::size_t i = 0; i < keys.size(); ++i) {
     order[i] = {MixKey(keys[i]), static_cast<std::uint32_t>(i), !stored.empty() && stored[i] != 0};
   }
-  RadixSort(&order, &spare, 0, 64, [](const SortedKey& key) { return key.hash; });
+  SortSpread(&order, &sort_spare_, 64, [](const SortedKey& key) { return key.hash; });
   for (std::size_t i = 1; i < order.size(); ++i) TERRACE_CHECK(order[i - 1].hash < order[i].hash);
   return order;
+}
+
+std::vector<StoreImpl::SortedKey> StoreImpl::TakeOrder() {
+  MutexLock lock(&mu_);
+  if (spare_orders_.empty()) return {};
+  std::vector<SortedKey> order = std::move(spare_orders_.back());
+  spare_orders_.pop_back();
+  return order;
+}
+
+void StoreImpl::GiveOrder(std::vector<SortedKey> order) {
+  constexpr std::size_t kSpareOrders = 2;  // One staged, one published.
+  MutexLock lock(&mu_);
+  if (spare_orders_.size() < kSpareOrders) spare_orders_.push_back(std::move(order));
 }
 
 Result<std::unique_ptr<StoreImpl::StagedFiles>> StoreImpl::StageRecords(
@@ -312,9 +329,13 @@ Status StoreImpl::WriteFiles(std::span<const SortedKey> order, std::span<const K
     planned.bytes = layout_.FileBytes(end - begin);
     files->push_back(NewFile(nullptr, planned));
     TERRACE_ASSIGN_OR_RETURN(
-        auto writer, ParameterFileWriter::Create(fs_, PathOf(id), layout_, id, options_.direct_io,
-                                                 write_buffer_.span(), write_queue_.get()));
+        auto writer,
+        ParameterFileWriter::Create(fs_, PathOf(id), layout_, id, options_.direct_io,
+                                    write_buffer_.span(), &write_keys_, write_queue_.get()));
     for (std::size_t i = begin; i < end; ++i) {
+      if (!rows.empty() && i + 2 * kPrefetchRows < end) {
+        __builtin_prefetch(&rows[order[i + 2 * kPrefetchRows].index]);
+      }
       if (!rows.empty() && i + kPrefetchRows < end) {
         const std::byte* next = rows[order[i + kPrefetchRows].index];
         const std::size_t bytes = std::min<std::size_t>(layout_.row_bytes, kMostPrefetchBytes);
@@ -324,7 +345,7 @@ Status StoreImpl::WriteFiles(std::span<const SortedKey> order, std::span<const K
       const std::span<const std::byte> payload =
           rows.empty() ? std::span<const std::byte>()
                        : std::span<const std::byte>(rows[index], layout_.row_bytes);
-      TERRACE_RETURN_IF_ERROR(writer->Add(keys[index], version, payload));
+      TERRACE_RETURN_IF_ERROR(writer->Add(UnmixKey(order[i].hash), version, payload));
     }
     TERRACE_ASSIGN_OR_RETURN(const ParameterFileInfo info, writer->Finish());
     TERRACE_CHECK(info.bytes == planned.bytes);

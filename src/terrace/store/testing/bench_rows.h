@@ -1,5 +1,6 @@
 // BenchRows: the keys and rows of a benchmark of stores. Rows are incompressible and say their key
-// and how often they were written, so that every row that is read can be checked. Threads: one.
+// and how often they were written, so that every row that is read can be checked. They lie in huge
+// pages, as those of a cache do. Threads: one.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "terrace/base/ids.h"
+#include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
 
 namespace terrace {
@@ -80,7 +82,8 @@ class BenchRows {
   }
 
   std::span<const Key> keys() const { return keys_; }
-  std::span<std::byte> bytes() { return bytes_; }  // (keys, row_bytes)
+  // (keys, row_bytes)
+  std::span<std::byte> bytes() { return bytes_.span().first(keys_.size() * row_bytes_); }
   std::span<std::uint8_t> found() { return found_; }
   Rng* rng() { return &rng_; }
 
@@ -92,7 +95,11 @@ class BenchRows {
   }
   void Resize(std::uint64_t n) {
     keys_.resize(n);
-    bytes_.resize(n * row_bytes_);
+    if (bytes_.size() < n * row_bytes_) {
+      Result<HugeBuffer> bytes = HugeBuffer::Allocate(n * row_bytes_);
+      if (!bytes.ok()) EndForLackOfMemory(n * row_bytes_);
+      bytes_ = *std::move(bytes);
+    }
     found_.assign(n, 0);
   }
 
@@ -100,7 +107,7 @@ class BenchRows {
   const std::size_t row_bytes_;
   Rng rng_;
   std::vector<Key> keys_;
-  std::vector<std::byte> bytes_;
+  HugeBuffer bytes_;
   std::vector<std::uint8_t> found_;
 };
 
