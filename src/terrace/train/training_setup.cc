@@ -18,6 +18,13 @@ namespace {
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
+// Of the write buffers. Larger ones cost a written row less, in the index above all, and make
+// larger files; a small cache has better use for the memory.
+std::uint64_t FlushBytes(std::uint64_t cache_bytes) {
+  const std::uint64_t bytes = std::max(std::min(cache_bytes / 16, 16 * kMiB), cache_bytes / 64);
+  return std::clamp(bytes, kMiB / 4, 64 * kMiB);
+}
+
 RunFolder::Mode FolderMode(RunMode mode) {
   switch (mode) {
     case RunMode::kNew:
@@ -236,8 +243,7 @@ Status TrainingRun::MakeCaches() {
     options.row_bytes = schema->row_bytes();
     options.capacity_bytes = bytes[t];
     options.eviction = job_.cache.eviction;
-    options.flush_bytes =
-        std::clamp<std::uint64_t>(options.capacity_bytes / 16, kMiB / 4, 16 * kMiB);
+    options.flush_bytes = FlushBytes(options.capacity_bytes);
     options.background = job_.pipeline.depth > 0;
     options.expiry = expiry_[t].get();
     options.create_row = [schema, seed = job_.seed](Key key, std::byte* row) {
