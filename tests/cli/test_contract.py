@@ -1,6 +1,7 @@
 """What people script against: commands, files, exit statuses."""
 import json
 import math
+import shlex
 import signal
 
 import pytest
@@ -232,12 +233,14 @@ def test_verify_finds_a_flipped_bit(terrace, finished, workspace):
 
 def test_interrupt(terrace, workspace, log):
     run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 200}))
-    process = run.start()
+    settings = ["--set", "table.initializer={type: uniform, scale: 0.02}", "--set", "checkpoint.keep=3"]
+    process = run.start(*settings)
     run.wait_for_metrics(process, 3)
     process.signal(signal.SIGTERM)
     outcome = process.wait(20).expect(130)
     assert run.checkpoints()
-    assert "--resume" in outcome.output, outcome.output
+    advice = next(line for line in outcome.output.splitlines() if "go on with: " in line).split("go on with: ")[1]
+    assert shlex.split(advice) == ["terrace", "train", str(run.job_path), *settings, "--resume"]
 
 
 def test_the_disk_is_measured_once_and_remembered(terrace, workspace, log):

@@ -1,6 +1,9 @@
 #include "terrace/cli/commands.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cstdio>
+#include <cstring>
 
 #include <fmt/format.h>
 
@@ -22,6 +25,17 @@ void AdviseOnDamage(const Status& status, const std::string& run) {
       fmt::format("terrace inspect {} --verify names all that is damaged, and terrace inspect {} "
                   "--repair what can be done",
                   run, run));
+}
+
+// As a shell takes it for one word.
+std::string ShellWord(const std::string& text) {
+  const auto plain = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || std::strchr("_-./=:,+@%", c);
+  };
+  if (!text.empty() && std::all_of(text.begin(), text.end(), plain)) return text;
+  std::string word = "'";
+  for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return word + "'";
 }
 
 int ReportFailure(const Status& status) {
@@ -63,9 +77,11 @@ int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
   }
   const int printed = PrintResult(SummaryTable(outcome->summary, job->output));
   if (!outcome->interrupted) return printed;
+  std::string command = "terrace train " + ShellWord(arguments.job);
+  for (const std::string& set : arguments.overrides) command += " --set " + ShellWord(set);
+  for (const std::string& name : arguments.accept) command += " --accept " + name;
   LogText(LogLevel::kInfo,
-          fmt::format("interrupted after a checkpoint; go on with: terrace train {} --resume",
-                      arguments.job));
+          fmt::format("interrupted after a checkpoint; go on with: {} --resume", command));
   return kExitInterrupted;
 }
 
