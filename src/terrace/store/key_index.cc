@@ -405,11 +405,14 @@ void SegmentedIndex<Line>::FillSegment(const Segment& segment,
   // First each line gets those at home there, then what did not fit looks for room.
   std::vector<Loose> homeless;
   std::uint64_t before = ~std::uint64_t{0};  // No bits of a hash.
-  Line* line = nullptr;                      // Of these; null: it is homeless.
+  std::uint32_t home = segment.lines;        // No line.
+  std::uint32_t count = 0;                   // Entries of the home line.
+  Line* line = nullptr;
   for (std::size_t i = 0; i < hashes.size(); ++i) {
     const std::uint64_t bits = BitsOf(hashes[i]);
     if (bits == before) {
-      if (line != nullptr) {
+      // The one before is the line's last entry, or has found no room.
+      if (count <= Line::kWays) {
         line->state.shared = 1;
       } else {
         homeless.back().shared = true;
@@ -418,14 +421,17 @@ void SegmentedIndex<Line>::FillSegment(const Segment& segment,
       continue;
     }
     before = bits;
-    line = segment.line(HomeOf(bits, segment.lines));
-    if (line->state.count == Line::kWays) {
-      line = nullptr;
+    if (const std::uint32_t number = HomeOf(bits, segment.lines); number != home) {
+      home = number;
+      count = 0;
+      line = segment.line(home);
+    }
+    if (++count > Line::kWays) {
       homeless.push_back({bits, Pack(places[i]), false});
       continue;
     }
-    line->Set(line->state.count, bits, Pack(places[i]));
-    ++line->state.count;
+    line->Set(count - 1, bits, Pack(places[i]));
+    line->state.count = count & 0xf;
   }
   for (const Loose& entry : homeless) InsertEntry(segment, entry);
 }

@@ -221,7 +221,7 @@ KeyWindows::KeyWindows(const KeyRounds* rounds)
       bucket_bits_(std::bit_width(
           std::clamp(kEntriesOfASection * rounds->sources(), kWindowEntries, kMostWindowEntries) -
           1)),
-      window_bits_(64 - std::bit_width(rounds->entries() >> bucket_bits_)),
+      window_bits_(65 - static_cast<int>(std::bit_width(rounds->entries() >> bucket_bits_ | 1))),
       runs_(rounds->sources()),
       places_(std::size_t{1} << bucket_bits_) {}
 
@@ -253,7 +253,7 @@ Result<std::span<const KeyVersion>> KeyWindows::Next() {
       window_bits_ == 64 ? kLastHash : (std::uint64_t{1} << window_bits_) - 1;
   end_ = std::min(last_, base_ | span);
   done_ = end_ == last_;
-  taken_.clear();
+  count_ = 0;
   for (std::uint32_t source = 0; source < runs_.size(); ++source) {
     TERRACE_RETURN_IF_ERROR(Take(source, end_));
     // Its hash is beyond the range.
@@ -263,22 +263,35 @@ Result<std::span<const KeyVersion>> KeyWindows::Next() {
   }
   Sort();
   base_ = end_ + 1;
-  return std::span<const KeyVersion>(sorted_);
+  return std::span<const KeyVersion>(sorted_.data(), count_);
 }
 
 Status KeyWindows::Take(std::uint32_t source, std::uint64_t limit) {
+  constexpr std::uint64_t kStep = 8;  // Hashes that the processor mixes side by side.
   Run& run = runs_[source];
   const KeyRounds::Piece& piece = rounds_->now_->pieces[source];
   // The least that the next hash may be; 0 after the greatest one.
   std::uint64_t least = base_;
   std::uint64_t i = run.next;
-  for (; i < run.end; ++i) {
-    const KeyEntry entry = piece.At(i);
-    const std::uint64_t hash = MixKey(entry.key);
-    if (hash < least || (least == 0 && i > run.next)) return rounds_->OutOfOrder(source, i);
-    if (hash > limit) break;
-    taken_.push_back(KeyVersion::Of(hash, source, i, entry.version));
-    least = hash + 1;
+  for (bool more = true; more && i < run.end;) {
+    const std::uint64_t step = std::min(kStep, run.end - i);
+    std::uint64_t hashes[kStep];
+    if (step == kStep) {
+      for (std::uint64_t k = 0; k < kStep; ++k) hashes[k] = piece.HashAt(i + k);
+    } else {
+      for (std::uint64_t k = 0; k < step; ++k) hashes[k] = piece.HashAt(i + k);
+    }
+    if (taken_.size() < count_ + kStep) taken_.resize(2 * count_ + kStep);
+    for (std::uint64_t k = 0; k < step; ++k, ++i) {
+      const std::uint64_t hash = hashes[k];
+      if (hash < least || (least == 0 && i > run.next)) return rounds_->OutOfOrder(source, i);
+      if (hash > limit) {
+        more = false;
+        break;
+      }
+      taken_[count_++] = KeyVersion::Of(hash, source, i, piece.At(i).version);
+      least = hash + 1;
+    }
   }
   run.next = i;
   return OkStatus();
@@ -291,9 +304,10 @@ void KeyWindows::Sort() {
   const auto bucket_of = [&](const KeyVersion& version) {
     return static_cast<std::size_t>(version.hash >> shift & mask);
   };
-  sorted_.resize(taken_.size());
+  if (sorted_.size() < count_) sorted_.resize(taken_.size());
+  const std::span<const KeyVersion> taken(taken_.data(), count_);
   std::fill(places_.begin(), places_.end(), 0);
-  for (const KeyVersion& version : taken_) ++places_[bucket_of(version)];
+  for (const KeyVersion& version : taken) ++places_[bucket_of(version)];
   std::uint32_t sum = 0, longest = 0;
   for (std::uint32_t& place : places_) {
     const std::uint32_t count = place;
@@ -301,7 +315,7 @@ void KeyWindows::Sort() {
     place = sum;
     sum += count;
   }
-  for (const KeyVersion& version : taken_) sorted_[places_[bucket_of(version)]++] = version;
+  for (const KeyVersion& version : taken) sorted_[places_[bucket_of(version)]++] = version;
   if (longest > kLongBucket) {
     // Of hot keys, or of keys that somebody chose.
     for (std::size_t b = 0, begin = 0; b < places_.size(); begin = places_[b++]) {
@@ -313,7 +327,7 @@ void KeyWindows::Sort() {
                 });
     }
   }
-  for (std::size_t i = 1; i < sorted_.size(); ++i) {
+  for (std::size_t i = 1; i < count_; ++i) {
     const KeyVersion moving = sorted_[i];
     std::size_t at = i;
     for (; at > 0 && sorted_[at - 1].hash > moving.hash; --at) sorted_[at] = sorted_[at - 1];

@@ -151,6 +151,7 @@ class KeyWindows {
   std::uint64_t base_ = 0;  // The first hash that is not behind.
   std::uint64_t end_ = 0, last_ = 0;
   bool done_ = true;
+  std::size_t count_ = 0;  // Versions of the window, the first ones of each.
   RawVector<KeyVersion> taken_, sorted_;
   std::vector<std::uint32_t> places_;  // (buckets)
 };

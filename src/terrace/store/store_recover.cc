@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "terrace/base/raw_vector.h"
 #include "terrace/store/key_windows.h"
 #include "terrace/store/store_impl.h"
 
@@ -23,14 +24,15 @@ constexpr std::size_t kSharesOfAThread = 2;
 // index.
 class StoreImpl::KeyShare {
  public:
-  // Slots of the files follow their numbers in the sections.
   KeyShare(const KeyRounds* rounds, std::span<const FilePtr> files, RowIndex* index, bool visits)
       : rounds_(rounds),
         files_(files),
         index_(index),
         visits_(visits),
         windows_(rounds),
-        counts_(files.size()) {}
+        counts_(files.size()) {
+    for (const FilePtr& file : files) slots_.push_back(file->slot);
+  }
 
   // Hashes [first, last] of the round, ranges of kFillGrain that no other share has.
   Status Take(std::uint64_t first, std::uint64_t last) {
@@ -41,7 +43,7 @@ class StoreImpl::KeyShare {
       if (!windows_.done() && (windows_.end() + 1) % kFillGrain != 0) continue;
       TERRACE_RETURN_IF_ERROR(index_->Fill(rows_.hashes, rows_.places.data()));
       if (visits_) visited.insert(visited.end(), rows_.hashes.begin(), rows_.hashes.end());
-      rows_.Clear();
+      rows_.Resize(0);
     }
     return OkStatus();
   }
@@ -54,15 +56,11 @@ class StoreImpl::KeyShare {
   }
 
   struct Found {
-    std::vector<std::uint64_t> hashes;
-    std::vector<Place> places;
-    void Add(std::uint64_t hash, Place place) {
-      hashes.push_back(hash);
-      places.push_back(place);
-    }
-    void Clear() {
-      hashes.clear();
-      places.clear();
+    RawVector<std::uint64_t> hashes;
+    RawVector<Place> places;
+    void Resize(std::size_t size) {
+      hashes.resize(size);
+      places.resize(size);
     }
   };
   // Of the last call of Take.
@@ -75,6 +73,8 @@ class StoreImpl::KeyShare {
   };
 
   void TakeWindow(std::span<const KeyVersion> window) {
+    std::size_t rows = rows_.hashes.size();
+    rows_.Resize(rows + window.size());
     for (std::size_t i = 0; i < window.size();) {
       // The newest version of a key has the greatest sequence, and of two copies the one in the
       // younger file.
@@ -86,14 +86,17 @@ class StoreImpl::KeyShare {
         }
         ++counts_[other.source()].stale;
       }
-      const Place place = MakePlace(files_[newest.source()]->slot, newest.row());
+      const Place place = MakePlace(slots_[newest.source()], newest.row());
       if (newest.deletion()) {
         ++counts_[newest.source()].deletions;
-        deletions.Add(newest.hash, place);
+        deletions.hashes.push_back(newest.hash);
+        deletions.places.push_back(place);
       } else {
-        rows_.Add(newest.hash, place);
+        rows_.hashes[rows] = newest.hash;
+        rows_.places[rows++] = place;
       }
     }
+    rows_.Resize(rows);
   }
 
   const KeyRounds* const rounds_;
@@ -101,8 +104,9 @@ class StoreImpl::KeyShare {
   RowIndex* const index_;
   const bool visits_;
   KeyWindows windows_;
-  std::vector<Counts> counts_;  // (files)
-  Found rows_;                  // That are not in the index yet.
+  std::vector<std::uint32_t> slots_;  // (files)
+  std::vector<Counts> counts_;        // (files)
+  Found rows_;                        // That are not in the index yet.
 };
 
 Status StoreImpl::TakeRound(const KeyRounds& rounds,
@@ -138,7 +142,7 @@ Status StoreImpl::TakeFound(KeyShare* share, const std::function<void(std::uint6
   MutexLock lock(&mu_);
   TERRACE_RETURN_IF_ERROR(deletions_->Reserve(share->deletions.hashes));
   deletions_->Insert(share->deletions.hashes, share->deletions.places.data());
-  share->deletions.Clear();
+  share->deletions.Resize(0);
   return OkStatus();
 }
 
