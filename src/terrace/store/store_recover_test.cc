@@ -74,7 +74,7 @@ TEST(StoreRecover, MillionsOfKeys) {
   DiskQuota quota(kQuota);
   auto store = Store::Create(&fs, Clock::Real(), &quota, options);
   ASSERT_TRUE(store.ok());
-  constexpr std::size_t kKeys = 1'200'000, kAgain = 300'000, kErased = 50'000;
+  constexpr std::size_t kKeys = 800'000, kAgain = 250'000, kErased = 50'000;
   std::vector<Key> keys(kKeys);
   std::vector<std::uint64_t> values(kKeys), read(kKeys, 0);
   std::vector<const std::byte*> rows(kKeys);
