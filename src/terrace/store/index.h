@@ -31,6 +31,9 @@ constexpr std::uint32_t RowOfPlace(Place place) {
   return static_cast<std::uint32_t>(place & (kMaxRowsPerFile - 1));
 }
 
+// From a multiple of it on (see RowIndex::Fill).
+inline constexpr std::uint64_t kFillGrain = std::uint64_t{1} << 52;
+
 class RowIndex {
  public:
   virtual ~RowIndex() = default;
@@ -49,6 +52,11 @@ class RowIndex {
   virtual Status Reserve(std::span<const std::uint64_t> new_hashes) = 0;
   // Adds keys. REQUIRES: none of them is there; room, by Reserve.
   virtual void Insert(std::span<const std::uint64_t> hashes, const Place* places) = 0;
+  // Both in one, for keys in the order of their hashes; several threads may call it at the same
+  // time with keys of different ranges of kFillGrain hashes, and do nothing else. For building an
+  // index: a range that has no keys yet gets the lines that these need, and its keys in their
+  // order. REQUIRES: as for Insert. kOutOfMemory: some of them may be there.
+  virtual Status Fill(std::span<const std::uint64_t> hashes, const Place* places) = 0;
   // Changes the places of keys; previous[i]: what it was. REQUIRES: each is there.
   virtual void Replace(std::span<const std::uint64_t> hashes, const Place* places,
                        Place* previous) = 0;

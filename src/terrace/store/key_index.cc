@@ -258,6 +258,29 @@ std::uint64_t SegmentedIndex<Line>::NewBlocks(const Segment& segment, std::uint6
 
 template <typename Line>
 Status SegmentedIndex<Line>::Grow(Segment* segment, std::uint64_t lines) {
+  loose_.clear();
+  for (std::uint32_t number = 0; number < segment->lines; ++number) {
+    if (number + kBlockLines < segment->lines) {
+      __builtin_prefetch(segment->line(number + kBlockLines));
+    }
+    const Line& line = *segment->line(number);
+    for (std::uint32_t way = 0; way < line.state.count; ++way) {
+      loose_.push_back({line.bits(way), line.place(way), line.state.shared != 0});
+    }
+  }
+  TERRACE_RETURN_IF_ERROR(TakeLines(segment, lines));
+  ClearLines(*segment);
+  const std::uint64_t top = static_cast<std::uint64_t>(segment - segments_.data())
+                            << Line::kHashBits;
+  for (Loose& entry : loose_) {
+    entry.shared = entry.shared && others_.contains(top | entry.bits);
+    InsertEntry(*segment, entry);
+  }
+  return OkStatus();
+}
+
+template <typename Line>
+Status SegmentedIndex<Line>::TakeLines(Segment* segment, std::uint64_t lines) {
   if (lines > std::numeric_limits<std::uint32_t>::max()) {
     return InternalError(
         "the index by key holds at most 4e9 lines of keys in one of its 4096 segments; use more "
@@ -279,16 +302,6 @@ Status SegmentedIndex<Line>::Grow(Segment* segment, std::uint64_t lines) {
            (counted.small ? counted.lines * sizeof(Line) : 0);
   };
   segment_bytes_ -= bytes_of(*segment);
-  loose_.clear();
-  for (std::uint32_t number = 0; number < segment->lines; ++number) {
-    if (number + kBlockLines < segment->lines) {
-      __builtin_prefetch(segment->line(number + kBlockLines));
-    }
-    const Line& line = *segment->line(number);
-    for (std::uint32_t way = 0; way < line.state.count; ++way) {
-      loose_.push_back({line.bits(way), line.place(way), line.state.shared != 0});
-    }
-  }
   if (segment->small || small) segment->blocks.clear();
   segment->small = std::move(small);
   if (segment->small) {
@@ -299,17 +312,15 @@ Status SegmentedIndex<Line>::Grow(Segment* segment, std::uint64_t lines) {
   }
   segment->lines = static_cast<std::uint32_t>(lines);
   segment_bytes_ += bytes_of(*segment);
-  for (std::size_t b = 0; b < segment->blocks.size(); ++b) {
-    std::memset(static_cast<void*>(segment->blocks[b]), 0,
-                std::min<std::uint64_t>(kBlockLines, lines) * sizeof(Line));
-  }
-  const std::uint64_t top = static_cast<std::uint64_t>(segment - segments_.data())
-                            << Line::kHashBits;
-  for (Loose& entry : loose_) {
-    entry.shared = entry.shared && others_.contains(top | entry.bits);
-    InsertEntry(*segment, entry);
-  }
   return OkStatus();
+}
+
+template <typename Line>
+void SegmentedIndex<Line>::ClearLines(const Segment& segment) {
+  for (Line* block : segment.blocks) {
+    std::memset(static_cast<void*>(block), 0,
+                std::min<std::uint64_t>(kBlockLines, segment.lines) * sizeof(Line));
+  }
 }
 
 template <typename Line>
@@ -343,6 +354,86 @@ void SegmentedIndex<Line>::Insert(std::span<const std::uint64_t> hashes, const P
     spot.line->state.shared = 1;
     others_.insert({IdentityOf(hashes[i]), {hashes[i], places[i]}});
   });
+}
+
+template <typename Line>
+Status SegmentedIndex<Line>::Fill(std::span<const std::uint64_t> hashes, const Place* places) {
+  std::vector<Other> others;
+  for (std::size_t begin = 0, end; begin < hashes.size(); begin = end) {
+    const std::size_t s = SegmentOf(hashes[begin]);
+    end = begin + 1;
+    while (end < hashes.size() && SegmentOf(hashes[end]) == s) ++end;
+    const auto part = hashes.subspan(begin, end - begin);
+    {
+      MutexLock lock(&fill_mu_);
+      segments_.resize(kSegments);
+      if (segments_[s].count > 0) {
+        TERRACE_RETURN_IF_ERROR(Reserve(part));
+        Insert(part, places + begin);
+        continue;
+      }
+      TERRACE_RETURN_IF_ERROR(StartSegment(s, part.size()));
+    }
+    // Nobody else touches this segment.
+    Segment* const segment = &segments_[s];
+    others.clear();
+    ClearLines(*segment);
+    FillSegment(*segment, part, places + begin, &others);
+    segment->count = static_cast<std::uint32_t>(part.size() - others.size());
+    MutexLock lock(&fill_mu_);
+    size_ += part.size();
+    for (const Other& other : others) others_.insert({IdentityOf(other.hash), other});
+  }
+  return OkStatus();
+}
+
+template <typename Line>
+Status SegmentedIndex<Line>::StartSegment(std::size_t s, std::size_t count) {
+  std::uint64_t lines = LinesFor(s, count);
+  if (const std::uint64_t blocks = lines / kBlockLines; blocks > 1) {
+    // Anywhere between two of its growths, so that the segments do not all grow next.
+    lines += blocks * (s / 5 % 8) / (8 * GrowthDivisor(s)) * kBlockLines;
+  }
+  TERRACE_RETURN_IF_ERROR(arena_.Reserve(NewBlocks(segments_[s], lines)));
+  return TakeLines(&segments_[s], lines);
+}
+
+template <typename Line>
+void SegmentedIndex<Line>::FillSegment(const Segment& segment,
+                                       std::span<const std::uint64_t> hashes, const Place* places,
+                                       std::vector<Other>* others) const {
+  // First each line gets those at home there, then what did not fit looks for room.
+  std::vector<Loose> homeless;
+  std::uint64_t before = ~std::uint64_t{0};  // No bits of a hash.
+  std::uint32_t home = segment.lines;        // No line.
+  std::uint32_t count = 0;                   // Entries of the home line.
+  Line* line = nullptr;
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    const std::uint64_t bits = BitsOf(hashes[i]);
+    if (bits == before) {
+      // The one before is the line's last entry, or has found no room.
+      if (count <= Line::kWays) {
+        line->state.shared = 1;
+      } else {
+        homeless.back().shared = true;
+      }
+      others->push_back({hashes[i], places[i]});
+      continue;
+    }
+    before = bits;
+    if (const std::uint32_t number = HomeOf(bits, segment.lines); number != home) {
+      home = number;
+      count = 0;
+      line = segment.line(home);
+    }
+    if (++count > Line::kWays) {
+      homeless.push_back({bits, Pack(places[i]), false});
+      continue;
+    }
+    line->Set(count - 1, bits, Pack(places[i]));
+    line->state.count = count & 0xf;
+  }
+  for (const Loose& entry : homeless) InsertEntry(segment, entry);
 }
 
 template <typename Line>

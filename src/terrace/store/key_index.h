@@ -2,7 +2,9 @@
 // and 32 of the place, and the record on disk decides whether it is the key's. ExactIndex takes 14
 // and is never wrong. Both are 4096 segments by the top bits of the hash, each a table of cache
 // lines of its own (double hashing from line to line) that grows by a few lines at a time, so that
-// growth neither pauses a batch nor doubles memory; what segments grow by is never given back.
+// growth neither pauses a batch nor doubles memory; what segments grow by is never given back. The
+// home lines of a segment's keys follow their hashes, so that sorted keys fill it from line to
+// line.
 //
 // Keys that an entry can't tell apart, because the 36 bits of segment and entry are equal: the
 // first has the entry, the others lie in a map by their whole hash, and the entry's line says that
@@ -22,6 +24,7 @@
 #include <vector>
 
 #include "terrace/base/memory.h"
+#include "terrace/base/mutex.h"
 #include "terrace/base/status.h"
 #include "terrace/store/index.h"
 
@@ -120,6 +123,7 @@ class SegmentedIndex final : public RowIndex {
   void Lookup(std::span<const std::uint64_t> hashes, Place* places) const override;
   Status Reserve(std::span<const std::uint64_t> new_hashes) override;
   void Insert(std::span<const std::uint64_t> hashes, const Place* places) override;
+  Status Fill(std::span<const std::uint64_t> hashes, const Place* places) override;
   void Replace(std::span<const std::uint64_t> hashes, const Place* places,
                Place* previous) override;
   void Move(std::span<const std::uint64_t> hashes, const Place* from, const Place* to,
@@ -131,6 +135,7 @@ class SegmentedIndex final : public RowIndex {
  private:
   static constexpr int kSegmentBits = 12;
   static constexpr std::size_t kSegments = std::size_t{1} << kSegmentBits;
+  static_assert(kFillGrain == std::uint64_t{1} << (64 - kSegmentBits));
   static constexpr std::uint32_t kBlockLines = 8;
   static constexpr std::uint64_t kMaxPassed = 7;
 
@@ -219,8 +224,17 @@ class SegmentedIndex final : public RowIndex {
   // Blocks of the arena that Grow takes.
   static std::uint64_t NewBlocks(const Segment& segment, std::uint64_t lines);
   Status Grow(Segment* segment, std::uint64_t lines);
+  // Gives the segment so many lines, whose bytes are anything. REQUIRES: the arena has them ready.
+  Status TakeLines(Segment* segment, std::uint64_t lines);
+  static void ClearLines(const Segment& segment);
+  // Makes room for the first `count` keys of segment s, as if it had grown to them.
+  Status StartSegment(std::size_t s, std::size_t count);
+  // Puts the keys of a segment that has none into its lines; those that are alike go to `others`.
+  void FillSegment(const Segment& segment, std::span<const std::uint64_t> hashes,
+                   const Place* places, std::vector<Other>* others) const;
 
   const int row_bits_;
+  Mutex fill_mu_;                  // Held by Fill while it changes what segments share.
   std::vector<Segment> segments_;  // None in an index that never had a key.
   BlockArena arena_;
   std::vector<Loose> loose_;                              // The entries of a segment that grows.

@@ -2,12 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <vector>
 
 #include "terrace/base/ids.h"
 #include "terrace/base/rng.h"
+#include "terrace/base/thread.h"
 
 namespace terrace {
 namespace {
@@ -183,6 +185,118 @@ TYPED_TEST(IndexByKey, PlacesUpToTheLast) {
     index.Lookup({&hash, 1}, &found);
     EXPECT_EQ(found, last);
   }
+}
+
+// Places of distinct hashes, in their order.
+std::map<std::uint64_t, Place> DrawPlaces(Spread spread, std::size_t n, std::uint32_t max_slots,
+                                          Rng* rng) {
+  std::map<std::uint64_t, Place> places;
+  for (std::size_t i = 0; i < n; ++i) {
+    places[DrawHash(spread, rng)] =
+        MakePlace(static_cast<std::uint32_t>(rng->Below(max_slots)), rng->Below(1 << kTestRowBits));
+  }
+  return places;
+}
+
+// Filled in pieces that share no range of hashes, by so many threads, and then inserted to and
+// erased from, an index has what one has that was filled key by key.
+TYPED_TEST(IndexByKey, FilledAsInserted) {
+  for (const Spread spread : {Spread::kRandom, Spread::kNarrow, Spread::kAlike}) {
+    for (const std::size_t n : {1, 30, 3'000, 100'000}) {
+      for (const int threads : {1, 3}) {
+        Rng rng(n);
+        TypeParam filled(kTestRowBits), inserted(kTestRowBits);
+        const auto placed = DrawPlaces(spread, n, filled.max_slots(), &rng);
+        std::vector<std::uint64_t> hashes;
+        std::vector<Place> places;
+        std::vector<std::size_t> pieces = {0};  // Their ends.
+        for (const auto& [hash, place] : placed) {
+          if (!hashes.empty() && hash / kFillGrain != hashes.back() / kFillGrain &&
+              rng.Below(7) == 0) {
+            pieces.push_back(hashes.size());
+          }
+          hashes.push_back(hash);
+          places.push_back(place);
+        }
+        pieces.push_back(hashes.size());
+        std::vector<Status> done(pieces.size() - 1);
+        WorkerGroup workers("fill", threads);
+        workers.Run(static_cast<int>(done.size()), [&](int piece) {
+          const auto i = static_cast<std::size_t>(piece);
+          done[i] = filled.Fill({hashes.data() + pieces[i], hashes.data() + pieces[i + 1]},
+                                places.data() + pieces[i]);
+        });
+        for (const Status& status : done) ASSERT_TRUE(status.ok());
+        ASSERT_TRUE(inserted.Reserve(hashes).ok());
+        inserted.Insert(hashes, places.data());
+        EXPECT_EQ(filled.size(), inserted.size());
+        EXPECT_LE(filled.bytes(), inserted.bytes() * 23 / 20);
+        std::vector<Place> found(hashes.size());
+        filled.Lookup(hashes, found.data());
+        ASSERT_EQ(found, places);
+        // What is absent is taken for another as rarely.
+        std::vector<std::uint64_t> absent(hashes.size());
+        for (std::uint64_t& hash : absent) hash = rng.Next();
+        std::vector<Place> expected(absent.size());
+        filled.Lookup(absent, found.data());
+        inserted.Lookup(absent, expected.data());
+        ASSERT_EQ(found, expected);
+        // Each key takes as long a way out again as in.
+        std::vector<Place> erased(hashes.size());
+        filled.Erase(hashes, erased.data());
+        ASSERT_EQ(erased, places);
+        EXPECT_EQ(filled.size(), 0u);
+        ASSERT_TRUE(filled.Reserve(hashes).ok());
+        filled.Insert(hashes, places.data());
+        filled.Lookup(hashes, found.data());
+        ASSERT_EQ(found, places);
+      }
+    }
+  }
+}
+
+// Of a range in two pieces the second one finds keys there.
+TYPED_TEST(IndexByKey, FilledPieceByPiece) {
+  for (const Spread spread : {Spread::kNarrow, Spread::kAlike}) {
+    Rng rng(7);
+    TypeParam index(kTestRowBits);
+    const auto placed = DrawPlaces(spread, 2'000, index.max_slots(), &rng);
+    std::vector<std::uint64_t> hashes;
+    std::vector<Place> places;
+    for (const auto& [hash, place] : placed) {
+      hashes.push_back(hash);
+      places.push_back(place);
+    }
+    const std::span<const std::uint64_t> all = hashes;
+    for (std::size_t begin = 0; begin < all.size(); begin += 100) {
+      const std::size_t end = std::min(all.size(), begin + 100);
+      ASSERT_TRUE(index.Fill(all.subspan(begin, end - begin), places.data() + begin).ok());
+    }
+    std::vector<Place> found(hashes.size());
+    index.Lookup(hashes, found.data());
+    EXPECT_EQ(found, places);
+    EXPECT_EQ(index.size(), hashes.size());
+  }
+}
+
+// An index that was filled is as large as one that has grown, and its segments do not all grow
+// again with the next keys.
+TEST(KeyIndex, GrowsAfterItWasFilled) {
+  constexpr std::uint64_t kKeys = 4'000'000;
+  KeyIndex index(kTestRowBits);
+  std::vector<std::uint64_t> hashes(kKeys);
+  for (std::uint64_t key = 0; key < kKeys; ++key) hashes[key] = MixKey(key);
+  std::sort(hashes.begin(), hashes.end());
+  const std::vector<Place> places(kKeys, MakePlace(7, 1));
+  ASSERT_TRUE(index.Fill(hashes, places.data()).ok());
+  EXPECT_LT(static_cast<double>(index.bytes()) / kKeys, 8.6);
+  // A twentieth more keys cost about a twentieth more memory.
+  const auto before = static_cast<double>(index.bytes());
+  hashes.resize(kKeys / 20);
+  for (std::uint64_t i = 0; i < hashes.size(); ++i) hashes[i] = MixKey(kKeys + i);
+  ASSERT_TRUE(index.Reserve(hashes).ok());
+  index.Insert(hashes, places.data());
+  EXPECT_LT(static_cast<double>(index.bytes()) / before, 1.07);
 }
 
 // Bytes a key over a growth by four: the mean, and the most.

@@ -2,96 +2,336 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
+#include <cmath>
 #include <limits>
+#include <utility>
 
 #include <fmt/format.h>
 
-#include "terrace/base/ids.h"
-#include "terrace/store/radix_sort.h"
+#include "terrace/base/check.h"
 
 namespace terrace {
 namespace {
 
 constexpr std::uint64_t kLastHash = std::numeric_limits<std::uint64_t>::max();
-// Two passes; what they leave is nearly sorted.
-constexpr int kSortedBits = 22;
+constexpr std::uint64_t kBlockEntries = kBlockBytes / kKeyEntryBytes;
+// Of one read: a disk takes several at a time, and more bring no more bytes a second.
+constexpr std::uint64_t kRequestBytes = 512 << 10;
+// Entries of a window, about: what fits in the second cache with its copy, and some of each section
+// even where there are thousands.
+constexpr std::uint64_t kWindowEntries = 4096, kMostWindowEntries = 65536, kEntriesOfASection = 4;
+// Of equal bucket: more are not sorted by insertion.
+constexpr std::uint32_t kLongBucket = 32;
 
-KeyEntry EntryAt(const SectionCursor& cursor, std::uint64_t i) {
-  KeyEntry entry;
-  std::memcpy(&entry, cursor.entry(i), sizeof entry);
-  return entry;
-}
-
-Status OutOfOrder(const SectionCursor& cursor, std::uint64_t i) {
-  return CorruptionError(fmt::format("{}: the keys at offset {} are out of order", cursor.path(),
-                                     cursor.entry_offset(i)));
+std::uint64_t BlocksFor(std::uint64_t entries) {
+  return (entries + kBlockEntries - 1) / kBlockEntries;
 }
 
 }  // namespace
 
-KeyWindows::KeyWindows(std::span<SectionCursor> cursors, std::uint64_t entries)
-    : cursors_(cursors), span_(kLastHash / (entries / kWindowEntries + 1)) {}
-
-Result<std::uint64_t> KeyWindows::LimitOf() const {
-  std::uint64_t limit = base_ > kLastHash - span_ ? kLastHash : base_ + span_;
-  for (const SectionCursor& cursor : cursors_) {
-    if (cursor.buffered_end() == cursor.entries()) continue;
-    const std::uint64_t last = cursor.buffered_end() - 1;
-    const std::uint64_t hash = MixKey(EntryAt(cursor, last).key);
-    if (hash < base_) return OutOfOrder(cursor, last);
-    limit = std::min(limit, hash);
+std::uint64_t KeyRounds::Piece::Find(std::uint64_t hash, std::uint64_t guess) const {
+  // Entries before `low` are below, entry `high` is not.
+  std::uint64_t low = begin, high = cut;
+  guess = std::clamp(guess, begin, cut);
+  if (guess < cut && HashAt(guess) < hash) {
+    low = guess + 1;
+    for (std::uint64_t step = 8; low + step < high; step *= 4) {
+      if (HashAt(low + step) >= hash) {
+        high = low + step;
+        break;
+      }
+      low += step + 1;
+    }
+  } else {
+    high = guess;
+    for (std::uint64_t step = 8; low + step <= high; step *= 4) {
+      if (HashAt(high - step) < hash) {
+        low = high - step + 1;
+        break;
+      }
+      high -= step;
+    }
   }
-  return limit;
+  while (low < high) {
+    const std::uint64_t middle = low + (high - low) / 2;
+    if (HashAt(middle) < hash) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
 }
 
-Result<std::span<const KeyVersion>> KeyWindows::Next() {
-  window_.clear();
-  while (window_.empty()) {
-    bool done = true;
-    for (SectionCursor& cursor : cursors_) {
-      if (cursor.done()) continue;
-      done = false;
-      if (cursor.needs_fill()) TERRACE_RETURN_IF_ERROR(cursor.Fill());
-    }
-    if (done) break;
-    TERRACE_ASSIGN_OR_RETURN(const std::uint64_t limit, LimitOf());
-    for (std::uint32_t source = 0; source < cursors_.size(); ++source) {
-      TERRACE_RETURN_IF_ERROR(Take(source, limit));
-    }
-    Sort(limit);
-    base_ = limit == kLastHash ? kLastHash : limit + 1;
-  }
-  return std::span<const KeyVersion>(window_);
+KeyRounds::KeyRounds(ReadQueue* queue, std::span<const KeySection> sections, std::uint64_t grain)
+    : queue_(queue), sections_(sections.begin(), sections.end()), grain_(grain) {
+  for (const KeySection& section : sections_) entries_ += section.entries;
+  for (Buffer& buffer : buffers_) buffer.pieces.resize(sections_.size());
 }
 
-Status KeyWindows::Take(std::uint32_t source, std::uint64_t limit) {
-  SectionCursor& cursor = cursors_[source];
-  const std::uint64_t begin = cursor.index();
-  std::uint64_t before = 0;
-  std::uint64_t i = begin;
-  for (; i < cursor.buffered_end(); ++i) {
-    const KeyEntry entry = EntryAt(cursor, i);
-    const std::uint64_t hash = MixKey(entry.key);
-    if (hash < base_ || (i > begin && hash <= before)) return OutOfOrder(cursor, i);
-    if (hash > limit) break;
-    window_.push_back({hash, entry.version, source, static_cast<std::uint32_t>(i)});
-    before = hash;
+Result<std::unique_ptr<KeyRounds>> KeyRounds::Create(ReadQueue* queue,
+                                                     std::span<const KeySection> sections,
+                                                     std::uint64_t bytes, std::uint64_t grain) {
+  TERRACE_CHECK(!sections.empty() && std::has_single_bit(grain));
+  std::unique_ptr<KeyRounds> rounds(new KeyRounds(queue, sections, grain));
+  std::uint64_t all = 0;
+  for (const KeySection& section : sections) all += BlocksFor(section.entries);
+  const std::uint64_t blocks = std::min(
+      all + 2 * sections.size(), std::max<std::uint64_t>(sections.size(), bytes / 2 / kBlockBytes));
+  for (Buffer& buffer : rounds->buffers_) {
+    TERRACE_ASSIGN_OR_RETURN(buffer.memory, HugeBuffer::Allocate(blocks * kBlockBytes));
   }
-  cursor.MoveTo(i);
+  rounds->StartNext();
+  return rounds;
+}
+
+KeyRounds::~KeyRounds() {
+  if (reading_) (void)queue_->Wait();  // Whoever gives up has an error of his own.
+}
+
+Status KeyRounds::OutOfOrder(std::size_t source, std::uint64_t i) const {
+  const KeySection& section = sections_[source];
+  return CorruptionError(fmt::format("{}: the keys at offset {} are out of order",
+                                     section.file->path(), section.offset + i * kKeyEntryBytes));
+}
+
+std::vector<std::uint64_t> KeyRounds::PlanBlocks(
+    const std::vector<std::uint64_t>& kept_blocks) const {
+  // What must be read for the next round to bring something, and how many entries a section has
+  // from one hash to the next if they go on evenly.
+  std::vector<std::uint64_t> least(sections_.size()), unread(sections_.size());
+  std::vector<double> at(sections_.size()), density(sections_.size());
+  std::uint64_t taken = 0, partial = 0;
+  double sum = 0, weighted = 0;
+  for (std::size_t s = 0; s < sections_.size(); ++s) {
+    const Piece& piece = now_->pieces[s];
+    unread[s] = sections_[s].entries - piece.end;
+    taken += kept_blocks[s];
+    if (unread[s] == 0) continue;
+    least[s] = kept_blocks[s] == 0 ? 1 : 0;
+    taken += least[s];
+    ++partial;
+    at[s] = piece.end == 0 ? 0 : std::ldexp(static_cast<double>(piece.HashAt(piece.end - 1)), -64);
+    density[s] = static_cast<double>(unread[s]) / std::max(1 - at[s], 0x1p-53);
+    sum += density[s];
+    weighted += density[s] * at[s];
+  }
+  const std::uint64_t capacity = next_->memory.size() / kBlockBytes;
+  TERRACE_CHECK(taken <= capacity);
+  std::uint64_t spare = capacity - taken;
+  // Each section's last block is half empty.
+  const double entries =
+      static_cast<double>((spare > partial / 2 ? spare - partial / 2 : 0) * kBlockEntries);
+  const double target = sum > 0 ? (weighted + entries) / sum : 0;
+  std::vector<std::uint64_t> blocks(sections_.size());
+  for (std::size_t s = 0; s < sections_.size(); ++s) {
+    const double wanted = std::clamp((target - at[s]) * density[s], 0.0, 0x1p32);
+    const std::uint64_t more =
+        std::min(BlocksFor(unread[s]), BlocksFor(static_cast<std::uint64_t>(wanted)));
+    blocks[s] = least[s] + std::min(spare, std::max(more, least[s]) - least[s]);
+    spare -= blocks[s] - least[s];
+  }
+  return blocks;
+}
+
+void KeyRounds::StartNext() {
+  std::vector<std::uint64_t> kept(sections_.size());
+  for (std::size_t s = 0; s < sections_.size(); ++s) {
+    kept[s] = BlocksFor(now_->pieces[s].end - now_->pieces[s].cut);
+  }
+  const std::vector<std::uint64_t> blocks = PlanBlocks(kept);
+  next_->requests.clear();
+  std::byte* free = next_->memory.data();
+  for (std::size_t s = 0; s < sections_.size(); ++s) {
+    const KeySection& section = sections_[s];
+    const Piece& before = now_->pieces[s];
+    Piece& piece = next_->pieces[s];
+    const std::uint64_t kept_bytes = (before.end - before.cut) * kKeyEntryBytes;
+    std::byte* const fresh = free + kept[s] * kBlockBytes;
+    if (kept_bytes > 0) {
+      std::memcpy(fresh - kept_bytes, before.entries + (before.cut - before.begin) * kKeyEntryBytes,
+                  kept_bytes);
+    }
+    piece.begin = before.cut;
+    piece.end = piece.cut = std::min(section.entries, before.end + blocks[s] * kBlockEntries);
+    piece.entries = fresh - kept_bytes;
+    piece.fresh = {fresh, blocks[s] * kBlockBytes};
+    for (std::uint64_t at = 0; at < piece.fresh.size(); at += kRequestBytes) {
+      ReadRequest request;
+      request.file = section.file;
+      request.offset = section.offset + before.end * kKeyEntryBytes + at;
+      request.buffer = {fresh + at,
+                        std::min<std::uint64_t>(kRequestBytes, piece.fresh.size() - at)};
+      next_->requests.push_back(std::move(request));
+    }
+    free = fresh + piece.fresh.size();
+  }
+  reading_ = true;
+  queue_->Start(next_->requests);
+}
+
+Status KeyRounds::Await() {
+  reading_ = false;
+  TERRACE_RETURN_IF_ERROR(queue_->Wait());
+  for (const ReadRequest& request : next_->requests) {
+    if (request.bytes_read != request.buffer.size()) {
+      return CorruptionError(fmt::format("{}: ends at offset {}, inside of its keys",
+                                         request.file->path(),
+                                         request.offset + request.bytes_read));
+    }
+    bytes_read_ += request.bytes_read;
+  }
   return OkStatus();
 }
 
-void KeyWindows::Sort(std::uint64_t limit) {
-  const std::uint64_t base = base_;
-  const int bits = static_cast<int>(std::bit_width(limit - base));
-  RadixSort(&window_, &spare_, std::max(0, bits - kSortedBits), bits,
-            [base](const KeyVersion& version) { return version.hash - base; });
-  for (std::size_t i = 1; i < window_.size(); ++i) {
-    const KeyVersion moving = window_[i];
+Result<std::uint64_t> KeyRounds::FindLast() const {
+  std::uint64_t last = kLastHash;
+  for (std::size_t s = 0; s < sections_.size(); ++s) {
+    const Piece& piece = now_->pieces[s];
+    if (piece.end == sections_[s].entries) continue;
+    const std::uint64_t hash = piece.HashAt(piece.end - 1);
+    if (hash < first_) return OutOfOrder(s, piece.end - 1);
+    if (hash == kLastHash) return OutOfOrder(s, piece.end);
+    last = std::min(last, hash);
+  }
+  // No less than a grain, where there is one.
+  const std::uint64_t whole = (last + 1) & ~(grain_ - 1);  // 0: all hashes that are left.
+  return last != kLastHash && whole > first_ ? whole - 1 : last;
+}
+
+Result<bool> KeyRounds::Next() {
+  if (ended_) return false;
+  TERRACE_RETURN_IF_ERROR(Await());
+  if (begun_) first_ = last_ + 1;
+  begun_ = true;
+  std::swap(now_, next_);
+  TERRACE_ASSIGN_OR_RETURN(last_, FindLast());
+  ended_ = true;
+  for (std::size_t s = 0; s < sections_.size(); ++s) {
+    Piece& piece = now_->pieces[s];
+    if (last_ != kLastHash) piece.cut = piece.Find(last_ + 1, piece.end);
+    if (piece.cut < sections_[s].entries) ended_ = false;
+  }
+  if (!ended_) StartNext();
+  return true;
+}
+
+KeyWindows::KeyWindows(const KeyRounds* rounds)
+    : rounds_(rounds),
+      bucket_bits_(std::bit_width(
+          std::clamp(kEntriesOfASection * rounds->sources(), kWindowEntries, kMostWindowEntries) -
+          1)),
+      window_bits_(65 - static_cast<int>(std::bit_width(rounds->entries() >> bucket_bits_ | 1))),
+      runs_(rounds->sources()),
+      places_(std::size_t{1} << bucket_bits_) {}
+
+void KeyWindows::Start(std::uint64_t first, std::uint64_t last) {
+  TERRACE_CHECK(first <= last && first >= rounds_->first() && last <= rounds_->last());
+  const auto width = static_cast<double>(rounds_->last() - rounds_->first());
+  const auto share = [&](std::uint64_t hash) {
+    return static_cast<double>(hash - rounds_->first()) / std::max(width, 1.0);
+  };
+  const double from = share(first), to = share(last + 1);
+  for (std::size_t s = 0; s < runs_.size(); ++s) {
+    const KeyRounds::Piece& piece = rounds_->now_->pieces[s];
+    // The same for one range's end and the next one's start, whatever the section holds.
+    const auto find = [&](std::uint64_t hash, double at) {
+      const double steps = at * static_cast<double>(piece.cut - piece.begin);
+      return piece.Find(hash, piece.begin + static_cast<std::uint64_t>(steps));
+    };
+    runs_[s].next = first == rounds_->first() ? piece.begin : find(first, from);
+    runs_[s].end = last == rounds_->last() ? piece.cut : find(last + 1, to);
+  }
+  base_ = first;
+  last_ = last;
+  done_ = false;
+}
+
+Result<std::span<const KeyVersion>> KeyWindows::Next() {
+  TERRACE_CHECK(!done_);
+  const std::uint64_t span =
+      window_bits_ == 64 ? kLastHash : (std::uint64_t{1} << window_bits_) - 1;
+  end_ = std::min(last_, base_ | span);
+  done_ = end_ == last_;
+  count_ = 0;
+  for (std::uint32_t source = 0; source < runs_.size(); ++source) {
+    TERRACE_RETURN_IF_ERROR(Take(source, end_));
+    // Its hash is beyond the range.
+    if (done_ && runs_[source].next < runs_[source].end) {
+      return rounds_->OutOfOrder(source, runs_[source].next);
+    }
+  }
+  Sort();
+  base_ = end_ + 1;
+  return std::span<const KeyVersion>(sorted_.data(), count_);
+}
+
+Status KeyWindows::Take(std::uint32_t source, std::uint64_t limit) {
+  constexpr std::uint64_t kStep = 8;  // Hashes that the processor mixes side by side.
+  Run& run = runs_[source];
+  const KeyRounds::Piece& piece = rounds_->now_->pieces[source];
+  // The least that the next hash may be; 0 after the greatest one.
+  std::uint64_t least = base_;
+  std::uint64_t i = run.next;
+  for (bool more = true; more && i < run.end;) {
+    const std::uint64_t step = std::min(kStep, run.end - i);
+    std::uint64_t hashes[kStep];
+    if (step == kStep) {
+      for (std::uint64_t k = 0; k < kStep; ++k) hashes[k] = piece.HashAt(i + k);
+    } else {
+      for (std::uint64_t k = 0; k < step; ++k) hashes[k] = piece.HashAt(i + k);
+    }
+    if (taken_.size() < count_ + kStep) taken_.resize(2 * count_ + kStep);
+    for (std::uint64_t k = 0; k < step; ++k, ++i) {
+      const std::uint64_t hash = hashes[k];
+      if (hash < least || (least == 0 && i > run.next)) return rounds_->OutOfOrder(source, i);
+      if (hash > limit) {
+        more = false;
+        break;
+      }
+      taken_[count_++] = KeyVersion::Of(hash, source, i, piece.At(i).version);
+      least = hash + 1;
+    }
+  }
+  run.next = i;
+  return OkStatus();
+}
+
+// By the bits of the hash that differ within a window; what shares them is nearly sorted.
+void KeyWindows::Sort() {
+  const std::uint64_t mask = places_.size() - 1;
+  const int shift = window_bits_ - bucket_bits_;
+  const auto bucket_of = [&](const KeyVersion& version) {
+    return static_cast<std::size_t>(version.hash >> shift & mask);
+  };
+  if (sorted_.size() < count_) sorted_.resize(taken_.size());
+  const std::span<const KeyVersion> taken(taken_.data(), count_);
+  std::fill(places_.begin(), places_.end(), 0);
+  for (const KeyVersion& version : taken) ++places_[bucket_of(version)];
+  std::uint32_t sum = 0, longest = 0;
+  for (std::uint32_t& place : places_) {
+    const std::uint32_t count = place;
+    longest = std::max(longest, count);
+    place = sum;
+    sum += count;
+  }
+  for (const KeyVersion& version : taken) sorted_[places_[bucket_of(version)]++] = version;
+  if (longest > kLongBucket) {
+    // Of hot keys, or of keys that somebody chose.
+    for (std::size_t b = 0, begin = 0; b < places_.size(); begin = places_[b++]) {
+      if (places_[b] - begin <= kLongBucket) continue;
+      std::sort(sorted_.begin() + static_cast<std::ptrdiff_t>(begin),
+                sorted_.begin() + static_cast<std::ptrdiff_t>(places_[b]),
+                [](const KeyVersion& one, const KeyVersion& other) {
+                  return one.hash != other.hash ? one.hash < other.hash : one.origin < other.origin;
+                });
+    }
+  }
+  for (std::size_t i = 1; i < count_; ++i) {
+    const KeyVersion moving = sorted_[i];
     std::size_t at = i;
-    for (; at > 0 && window_[at - 1].hash > moving.hash; --at) window_[at] = window_[at - 1];
-    window_[at] = moving;
+    for (; at > 0 && sorted_[at - 1].hash > moving.hash; --at) sorted_[at] = sorted_[at - 1];
+    sorted_[at] = moving;
   }
 }
 

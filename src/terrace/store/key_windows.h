@@ -1,49 +1,159 @@
-// KeyWindows: all versions of all keys of several key sections, by hash, a range of hashes at a
-// time. Sections are sorted, so that a range is a piece of each, and what the pieces hold is sorted
-// in the second cache: a heap over as many sections would mispredict at every level for every key.
-// Threads: one. Borrows the cursors.
+// The key sections of many files, merged by hash. KeyRounds reads them side by side, a range of
+// hashes at a time: of one round all versions are in memory while the disk brings the next.
+// KeyWindows sorts what a piece of a round holds, window by window, in the second cache: a heap
+// over as many sections would mispredict at every level for every key. Threads: KeyRounds is one
+// thread's, and between two calls of Next any thread reads the round; a KeyWindows is one thread's.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "terrace/base/ids.h"
+#include "terrace/base/memory.h"
+#include "terrace/base/raw_vector.h"
 #include "terrace/base/status.h"
+#include "terrace/io/file_system.h"
+#include "terrace/store/index.h"
 #include "terrace/store/parameter_file.h"
 
 namespace terrace {
 
+// Sorted entries from `offset` on, a multiple of a block, to the end of their last block.
+struct KeySection {
+  File* file = nullptr;  // Borrowed.
+  std::uint64_t offset = 0;
+  std::uint64_t entries = 0;  // 1 to kMaxRowsPerFile.
+};
+
+// One entry of one section. Equal hashes are ordered by `origin`, which is by their sections.
 struct KeyVersion {
   std::uint64_t hash;
-  std::uint64_t version;
-  std::uint32_t source;  // Number of the cursor.
-  std::uint32_t row;     // Of its section.
+  std::uint64_t origin;
+
+  static KeyVersion Of(std::uint64_t hash, std::uint64_t source, std::uint64_t row,
+                       std::uint64_t version) {
+    return {hash, source << (kRowBits + 1) | row << 1 | version >> 63};
+  }
+  std::uint32_t source() const { return static_cast<std::uint32_t>(origin >> (kRowBits + 1)); }
+  std::uint32_t row() const {  // Of its section.
+    return static_cast<std::uint32_t>(origin >> 1 & (kMaxRowsPerFile - 1));
+  }
+  bool deletion() const { return (origin & 1) != 0; }
+};
+
+class KeyRounds {
+ public:
+  // `bytes`: of all buffers together; more than one block a section and round is taken where it is
+  // less. A round ends where a multiple of `grain` hashes does, a power of two, unless less than
+  // that is in memory. Borrows the queue, which nobody else uses meanwhile.
+  static Result<std::unique_ptr<KeyRounds>> Create(ReadQueue* queue,
+                                                   std::span<const KeySection> sections,
+                                                   std::uint64_t bytes, std::uint64_t grain);
+  ~KeyRounds();  // Waits for what is being read.
+
+  // Goes on to the next round; false: there is none. Blocks: on reads. kCorruption: a section is
+  // not sorted, or its file too short.
+  Result<bool> Next();
+
+  // Of the round: its hashes, first and last, and the blocks of a section that it brought.
+  std::uint64_t first() const { return first_; }
+  std::uint64_t last() const { return last_; }
+  std::span<const std::byte> fresh(std::size_t source) const { return now_->pieces[source].fresh; }
+
+  std::size_t sources() const { return sections_.size(); }
+  std::uint64_t entries() const { return entries_; }  // Of all sections.
+  std::uint64_t bytes_read() const { return bytes_read_; }
+  // Of a version of the round.
+  std::uint64_t VersionOf(const KeyVersion& version) const {
+    return now_->pieces[version.source()].At(version.row()).version;
+  }
+
+ private:
+  friend class KeyWindows;
+  // What is in memory of one section.
+  struct Piece {
+    std::uint64_t begin = 0, end = 0;    // Entries.
+    std::uint64_t cut = 0;               // Where the round ends.
+    const std::byte* entries = nullptr;  // Entry `begin`.
+    std::span<const std::byte> fresh;
+
+    KeyEntry At(std::uint64_t i) const {
+      KeyEntry entry;
+      std::memcpy(&entry, entries + (i - begin) * sizeof entry, sizeof entry);
+      return entry;
+    }
+    std::uint64_t HashAt(std::uint64_t i) const { return MixKey(At(i).key); }
+    // The first entry before `cut` whose hash is not below `hash`, by steps from `guess`.
+    std::uint64_t Find(std::uint64_t hash, std::uint64_t guess) const;
+  };
+  // Rounds alternate between two.
+  struct Buffer {
+    HugeBuffer memory;
+    std::vector<Piece> pieces;  // (sources)
+    std::vector<ReadRequest> requests;
+  };
+
+  KeyRounds(ReadQueue* queue, std::span<const KeySection> sections, std::uint64_t grain);
+  // Starts to read what follows a round's end, behind what was read too far.
+  void StartNext();
+  // Blocks that the next round is to bring of each section, by how far its hashes have come.
+  std::vector<std::uint64_t> PlanBlocks(const std::vector<std::uint64_t>& kept_blocks) const;
+  Status Await();
+  Result<std::uint64_t> FindLast() const;
+  Status OutOfOrder(std::size_t source, std::uint64_t i) const;
+
+  ReadQueue* const queue_;
+  const std::vector<KeySection> sections_;
+  const std::uint64_t grain_;
+  std::uint64_t entries_ = 0;
+  Buffer buffers_[2];
+  Buffer* now_ = &buffers_[0];   // The round.
+  Buffer* next_ = &buffers_[1];  // Being read.
+  bool reading_ = false;
+  bool begun_ = false;  // There is a round.
+  bool ended_ = false;  // It is the last one.
+  std::uint64_t first_ = 0, last_ = 0;
+  std::uint64_t bytes_read_ = 0;
 };
 
 class KeyWindows {
  public:
-  // Sections of fewer than 2^32 entries, `entries` in all. Memory: 48 bytes for every entry that
-  // the cursors' buffers hold, at the very most; for hashes as MixKey makes them about 2 MiB.
-  KeyWindows(std::span<SectionCursor> cursors, std::uint64_t entries);
+  // Memory: 32 bytes for every entry of a round at the very most; for hashes as MixKey makes them
+  // some 100 KiB, with thousands of sections ten times as much.
+  explicit KeyWindows(const KeyRounds* rounds);
 
-  // The versions of the next keys, sorted by hash, equal hashes by source; none are split from
-  // their like. Empty: there are no more. Valid until the next call. kCorruption: a section is not
-  // sorted. Reads, at the cursors' files.
+  // Goes to the hashes [first, last] of the round, which are not empty.
+  void Start(std::uint64_t first, std::uint64_t last);
+  bool done() const { return done_; }
+  // The versions of the next window, perhaps none, sorted by hash, equal hashes by source; none are
+  // split from their like. Valid until the next call. kCorruption: a section is not sorted.
+  // REQUIRES: !done().
   Result<std::span<const KeyVersion>> Next();
+  // The last hash of that window.
+  std::uint64_t end() const { return end_; }
 
  private:
-  static constexpr std::uint64_t kWindowEntries = 32768;
-
-  // The last hash of a range from base_ on whose entries are all in memory.
-  Result<std::uint64_t> LimitOf() const;
+  // The next entries of a section, up to `end`.
+  struct Run {
+    std::uint64_t next = 0, end = 0;
+  };
   Status Take(std::uint32_t source, std::uint64_t limit);
-  void Sort(std::uint64_t limit);
+  void Sort();
 
-  const std::span<SectionCursor> cursors_;
-  const std::uint64_t span_;  // Hashes of a window, less one.
-  std::uint64_t base_ = 0;    // The first hash that is not behind.
-  std::vector<KeyVersion> window_, spare_;
+  const KeyRounds* const rounds_;
+  const int bucket_bits_;
+  const int window_bits_;   // Hashes of a window are 2^these.
+  std::vector<Run> runs_;   // (sources)
+  std::uint64_t base_ = 0;  // The first hash that is not behind.
+  std::uint64_t end_ = 0, last_ = 0;
+  bool done_ = true;
+  std::size_t count_ = 0;  // Versions of the window, the first ones of each.
+  RawVector<KeyVersion> taken_, sorted_;
+  std::vector<std::uint32_t> places_;  // (buckets)
 };
 
 }  // namespace terrace

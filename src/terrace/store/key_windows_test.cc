@@ -16,63 +16,115 @@
 namespace terrace {
 namespace {
 
-constexpr std::uint64_t kBufferBytes = 2 * kBlockBytes;
-
 // Key sections in files of their own, read through small buffers.
 class Sections {
  public:
-  // hashes: of one section, in its order; version i of it is `i + 1`.
+  // hashes: of one section, in its order; version i of it is `i + 1`, every seventh a deletion.
   void Add(const std::vector<std::uint64_t>& hashes) {
     std::vector<KeyEntry> entries;
     for (const std::uint64_t hash : hashes) {
-      entries.push_back({UnmixKey(hash), entries.size() + 1});
+      const std::uint64_t version = entries.size() + 1;
+      entries.push_back({UnmixKey(hash), version % 7 == 0 ? version | kDeletionBit : version});
     }
-    entries_ += entries.size();
     std::vector<std::byte> bytes(AlignUp(entries.size() * sizeof(KeyEntry), kBlockBytes));
     std::memcpy(bytes.data(), entries.data(), entries.size() * sizeof(KeyEntry));
-    const std::string path = "/section" + std::to_string(files_.size());
+    const std::string path = "/section" + std::to_string(sections_.size());
     auto file = fs_.Open(path, OpenMode::kCreate);
     ASSERT_TRUE(file.ok()) << file.status().ToString();
     ASSERT_TRUE((*file)->WriteAt(0, bytes).ok());
     files_.push_back(std::move(file).value());
-    buffers_.push_back(HugeBuffer::Allocate(kBufferBytes).value());
-    cursors_.emplace_back(files_.back().get(), 0, sizeof(KeyEntry), entries.size(),
-                          buffers_.back().span());
+    sections_.push_back({files_.back().get(), 0, entries.size()});
+    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
   }
 
-  // All that comes out, windows put together; the failure, if any, is in *status.
-  std::vector<KeyVersion> Walk(Status* status) {
-    std::vector<KeyVersion> all;
-    KeyWindows windows(cursors_, entries_);
+  struct Walked {
+    Status status;
+    std::vector<KeyVersion> versions;  // All that come out, windows put together.
+    std::vector<std::uint64_t> of_version;
+    std::uint64_t rounds = 0, split_rounds = 0;  // That end within a grain.
+    std::vector<std::byte> bytes;                // Section by section.
+  };
+  // Each round in `parts` parts, at borders of grains.
+  Walked Walk(std::uint64_t buffer_bytes, std::uint64_t grain, std::uint64_t parts) {
+    Walked walked;
+    auto queue = fs_.NewReadQueue({});
+    EXPECT_TRUE(queue.ok());
+    auto rounds = KeyRounds::Create(queue->get(), sections_, buffer_bytes, grain);
+    EXPECT_TRUE(rounds.ok());
+    std::vector<std::vector<std::byte>> fresh(sections_.size());
+    walked.status = WalkRounds(rounds->get(), grain, parts, &fresh, &walked);
+    for (const std::vector<std::byte>& bytes : fresh) {
+      walked.bytes.insert(walked.bytes.end(), bytes.begin(), bytes.end());
+    }
+    return walked;
+  }
+  const std::vector<std::byte>& bytes() const { return bytes_; }
+  std::size_t size() const { return sections_.size(); }
+
+ private:
+  Status WalkRounds(KeyRounds* rounds, std::uint64_t grain, std::uint64_t parts,
+                    std::vector<std::vector<std::byte>>* fresh, Walked* walked) {
+    KeyWindows windows(rounds);
+    std::uint64_t next = 0;
     while (true) {
-      const Result<std::span<const KeyVersion>> window = windows.Next();
-      *status = window.status();
-      if (!window.ok() || window->empty()) return all;
-      EXPECT_TRUE(all.empty() || all.back().hash < window->front().hash) << "split from its like";
-      all.insert(all.end(), window->begin(), window->end());
+      TERRACE_ASSIGN_OR_RETURN(const bool more, rounds->Next());
+      if (!more) return OkStatus();
+      EXPECT_EQ(rounds->first(), next);
+      next = rounds->last() + 1;
+      ++walked->rounds;
+      if (next % grain != 0) ++walked->split_rounds;
+      for (std::size_t s = 0; s < sections_.size(); ++s) {
+        const auto brought = rounds->fresh(s);
+        (*fresh)[s].insert((*fresh)[s].end(), brought.begin(), brought.end());
+      }
+      const std::uint64_t grains = rounds->last() / grain - rounds->first() / grain + 1;
+      for (std::uint64_t part = 0; part < parts; ++part) {
+        const std::uint64_t begin = rounds->first() / grain + grains * part / parts;
+        const std::uint64_t end = rounds->first() / grain + grains * (part + 1) / parts;
+        if (begin == end) continue;
+        windows.Start(std::max(rounds->first(), begin * grain),
+                      std::min(rounds->last(), end * grain - 1));
+        TERRACE_RETURN_IF_ERROR(WalkWindows(*rounds, &windows, walked));
+      }
     }
   }
 
- private:
+  static Status WalkWindows(const KeyRounds& rounds, KeyWindows* windows, Walked* walked) {
+    std::vector<KeyVersion>& all = walked->versions;
+    while (!windows->done()) {
+      TERRACE_ASSIGN_OR_RETURN(const std::span<const KeyVersion> window, windows->Next());
+      if (window.empty()) continue;
+      EXPECT_TRUE(all.empty() || all.back().hash < window.front().hash) << "split from its like";
+      EXPECT_LE(window.back().hash, windows->end());
+      all.insert(all.end(), window.begin(), window.end());
+      for (const KeyVersion& v : window) walked->of_version.push_back(rounds.VersionOf(v));
+    }
+    return OkStatus();
+  }
+
   MemoryFileSystem fs_;
-  std::uint64_t entries_ = 0;
   std::vector<std::unique_ptr<File>> files_;
-  std::vector<HugeBuffer> buffers_;
-  std::vector<SectionCursor> cursors_;
+  std::vector<KeySection> sections_;
+  std::vector<std::byte> bytes_;
 };
 
-using Version = std::tuple<std::uint64_t, std::uint32_t, std::uint64_t, std::uint32_t>;
+using Version = std::tuple<std::uint64_t, std::uint32_t, std::uint64_t, std::uint32_t, bool>;
 
-std::vector<Version> VersionsOf(const std::vector<KeyVersion>& versions) {
+std::vector<Version> VersionsOf(const Sections::Walked& walked) {
   std::vector<Version> all;
-  for (const KeyVersion& v : versions) all.push_back({v.hash, v.source, v.version, v.row});
+  for (std::size_t i = 0; i < walked.versions.size(); ++i) {
+    const KeyVersion& v = walked.versions[i];
+    all.push_back({v.hash, v.source(), SequenceOf(walked.of_version[i]), v.row(), v.deletion()});
+  }
   return all;
 }
 
+constexpr std::uint64_t kGrain = std::uint64_t{1} << 52;
+
 // Sections of random lengths whose hashes are the low `bits` bits of random numbers above `base`
-// come out whole and in order.
+// come out whole and in order, whatever the buffers hold and however a round is divided.
 testing::AssertionResult MergesRight(std::uint64_t seed, std::uint64_t base, int bits,
-                                     std::uint64_t most) {
+                                     std::uint64_t most, std::uint64_t grain = kGrain) {
   Rng rng(seed);
   Sections sections;
   std::vector<Version> expected;
@@ -83,16 +135,30 @@ testing::AssertionResult MergesRight(std::uint64_t seed, std::uint64_t base, int
     hashes.erase(std::unique(hashes.begin(), hashes.end()), hashes.end());
     sections.Add(hashes);
     for (std::uint32_t row = 0; row < hashes.size(); ++row) {
-      expected.push_back({hashes[row], source, row + 1, row});
+      expected.push_back({hashes[row], source, row + 1, row, (row + 1) % 7 == 0});
     }
   }
   std::sort(expected.begin(), expected.end());
-  Status status;
-  const std::vector<Version> merged = VersionsOf(sections.Walk(&status));
-  if (!status.ok()) return testing::AssertionFailure() << status.ToString();
-  if (merged == expected) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << "seed " << seed << ": " << merged.size() << " versions of "
-                                     << expected.size() << ", or another order";
+  // The least, some, and more than all.
+  for (const std::uint64_t blocks :
+       {std::uint64_t{0}, std::uint64_t{100}, std::uint64_t{1} << 20}) {
+    for (const std::uint64_t parts : {1, 5}) {
+      const Sections::Walked walked = sections.Walk(blocks * kBlockBytes, grain, parts);
+      if (!walked.status.ok()) return testing::AssertionFailure() << walked.status.ToString();
+      if (walked.bytes != sections.bytes()) {
+        return testing::AssertionFailure() << "seed " << seed << ": bytes read are other ones";
+      }
+      if (VersionsOf(walked) != expected) {
+        return testing::AssertionFailure()
+               << "seed " << seed << ": " << walked.versions.size() << " versions of "
+               << expected.size() << ", or another order";
+      }
+      if (blocks == 1 << 20 && walked.rounds != 1) {
+        return testing::AssertionFailure() << walked.rounds << " rounds of what one would hold";
+      }
+    }
+  }
+  return testing::AssertionSuccess();
 }
 
 TEST(KeyWindows, UniformHashes) {
@@ -101,18 +167,54 @@ TEST(KeyWindows, UniformHashes) {
 TEST(KeyWindows, FewHashes) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) EXPECT_TRUE(MergesRight(seed, 0, 64, 5));
 }
-TEST(KeyWindows, HashesInEverySection) { EXPECT_TRUE(MergesRight(1, 0, 12, 6'000)); }
+TEST(KeyWindows, HashesInEverySection) { EXPECT_TRUE(MergesRight(1, 0, 12, 6'000, 1 << 8)); }
 TEST(KeyWindows, HashesThatLieTogether) {
   EXPECT_TRUE(MergesRight(1, std::uint64_t{0x123456789} << 28, 18, 20'000));
   EXPECT_TRUE(MergesRight(2, 0 - (std::uint64_t{1} << 18), 18, 20'000));  // Up to the last one.
 }
+TEST(KeyWindows, GrainsOfSomeHashes) { EXPECT_TRUE(MergesRight(3, 0, 14, 6'000, 16)); }
+
+// Sections that hold ranges of their own, so that what is read of one waits for the others.
+TEST(KeyWindows, SectionsOneAfterAnother) {
+  for (const bool downwards : {false, true}) {
+    Sections sections;
+    constexpr std::uint64_t kSections = 5, kCount = 3'000;
+    for (std::uint64_t s = 0; s < kSections; ++s) {
+      const std::uint64_t base = (downwards ? kSections - 1 - s : s) << 60;
+      std::vector<std::uint64_t> hashes(kCount);
+      for (std::uint64_t i = 0; i < kCount; ++i) hashes[i] = base + (i << 40);
+      sections.Add(hashes);
+    }
+    const Sections::Walked walked = sections.Walk(0, kGrain, 3);
+    ASSERT_TRUE(walked.status.ok()) << walked.status.ToString();
+    ASSERT_EQ(walked.versions.size(), kSections * kCount);
+    EXPECT_EQ(walked.bytes, sections.bytes());
+  }
+}
+
+// Where buffers hold grains, rounds end with one; and no more rounds are made than that takes.
+TEST(KeyWindows, RoundsEndWithGrains) {
+  Rng rng(1);
+  Sections sections;
+  std::uint64_t blocks = 0;
+  for (int s = 0; s < 10; ++s) {
+    std::vector<std::uint64_t> hashes(50'000);
+    for (std::uint64_t& hash : hashes) hash = rng.Next();
+    std::sort(hashes.begin(), hashes.end());
+    sections.Add(hashes);
+    blocks += AlignUp(hashes.size() * sizeof(KeyEntry), kBlockBytes) / kBlockBytes;
+  }
+  constexpr std::uint64_t kBuffer = 200;  // Blocks, of two.
+  const Sections::Walked walked = sections.Walk(2 * kBuffer * kBlockBytes, kGrain, 2);
+  ASSERT_TRUE(walked.status.ok()) << walked.status.ToString();
+  EXPECT_EQ(walked.split_rounds, 0u);
+  EXPECT_LE(walked.rounds, blocks / (kBuffer - 2 * sections.size()) + 2);
+}
 
 TEST(KeyWindows, SectionsThatAreNotSorted) {
   constexpr std::uint64_t kCount = 3'000;  // Several buffers.
-  for (const std::uint64_t bad : {std::uint64_t{1}, std::uint64_t{511}, std::uint64_t{512},
-                                  std::uint64_t{1'500}, kCount - 1}) {
+  for (std::uint64_t bad = 1; bad < kCount; bad += bad < 600 ? 1 : 101) {
     for (const std::uint64_t wrong : {std::uint64_t{0}, bad - 1}) {
-      SCOPED_TRACE(std::to_string(bad) + " is as " + std::to_string(wrong));
       std::vector<std::uint64_t> hashes, others;
       for (std::uint64_t i = 0; i < kCount; ++i) hashes.push_back((i + 1) << 50);
       for (std::uint64_t i = 0; i < kCount; ++i) others.push_back((i + 1) << 49);
@@ -120,13 +222,48 @@ TEST(KeyWindows, SectionsThatAreNotSorted) {
       Sections sections;
       sections.Add(others);
       sections.Add(hashes);
-      Status status;
-      sections.Walk(&status);
-      EXPECT_EQ(status.code(), StatusCode::kCorruption);
-      EXPECT_NE(status.message().find("/section1: the keys at offset"), std::string::npos)
-          << status.ToString();
+      for (const std::uint64_t blocks : {0, 10, 1000}) {
+        for (const std::uint64_t parts : {1, 3}) {
+          SCOPED_TRACE(std::to_string(bad) + " is as " + std::to_string(wrong) + ", " +
+                       std::to_string(blocks) + " blocks, " + std::to_string(parts) + " parts");
+          const Status status = sections.Walk(blocks * kBlockBytes, kGrain, parts).status;
+          ASSERT_EQ(status.code(), StatusCode::kCorruption);
+          ASSERT_NE(status.message().find("/section1: the keys at offset"), std::string::npos)
+              << status.ToString();
+        }
+      }
     }
   }
+}
+
+// The greatest hash, and something behind it.
+TEST(KeyWindows, BehindTheLastHash) {
+  constexpr std::uint64_t kCount = 700;
+  for (const std::uint64_t last : {std::uint64_t{255}, std::uint64_t{300}, kCount - 2}) {
+    std::vector<std::uint64_t> hashes;
+    for (std::uint64_t i = 0; i < kCount; ++i) hashes.push_back((i + 1) << 50);
+    hashes[last] = ~std::uint64_t{0};
+    Sections sections;
+    sections.Add(hashes);
+    for (const std::uint64_t blocks : {0, 1000}) {
+      const Status status = sections.Walk(blocks * kBlockBytes, kGrain, 2).status;
+      EXPECT_EQ(status.code(), StatusCode::kCorruption) << last;
+    }
+  }
+}
+
+TEST(KeyWindows, FileThatEndsEarly) {
+  MemoryFileSystem fs;
+  auto file = fs.Open("/short", OpenMode::kCreate);
+  ASSERT_TRUE(file.ok() && (*file)->WriteAt(0, std::vector<std::byte>(kBlockBytes)).ok());
+  auto queue = fs.NewReadQueue({});
+  ASSERT_TRUE(queue.ok());
+  const KeySection section = {file->get(), 0, 2 * kBlockBytes / kKeyEntryBytes};
+  auto rounds = KeyRounds::Create(queue->get(), {&section, 1}, 1 << 20, kGrain);
+  ASSERT_TRUE(rounds.ok());
+  const Status status = (*rounds)->Next().status();
+  EXPECT_EQ(status.code(), StatusCode::kCorruption);
+  EXPECT_EQ(status.message(), "/short: ends at offset 4096, inside of its keys");
 }
 
 }  // namespace

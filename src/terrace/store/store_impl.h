@@ -1,5 +1,5 @@
-// StoreImpl: the store of store.h. One file of code for each verb: store_open, store_read,
-// store_write, store_commit, store_compact, store_sweep, store_scan.
+// StoreImpl: the store of store.h. One file of code for each verb: store_open, store_recover,
+// store_read, store_write, store_commit, store_compact, store_sweep, store_scan.
 //
 // Locks, in the order in which they are taken: read_mu_ | write_mu_, compact_mu_, commit_mu_, each
 // held by one verb throughout and guarding its buffers; mu_ last and shortly, for the index and the
@@ -107,8 +107,8 @@ class StoreImpl final : public Store {
   std::uint64_t rows_in_blocks() const;
 
  private:
-  struct IndexBatch;  // Of a recovery.
-  struct Range;       // Of a read plan.
+  class KeyShare;  // Of a recovery, one thread's.
+  struct Range;    // Of a read plan.
   struct ReadPart;
   struct ReadPlan;    // One slice of a batch.
   struct ReadCursor;  // How far a plan has come.
@@ -158,14 +158,22 @@ class StoreImpl final : public Store {
 
   // --- store_open.cc
   Result<FilePtr> OpenFile(const Manifest::File& file);
-  Status BuildIndex(const std::vector<FilePtr>& files,
-                    const std::function<void(std::uint64_t)>& visit) TERRACE_EXCLUDES(mu_);
-  Status MergeKeys(const std::vector<FilePtr>& files, KeyWindows* windows,
-                   const std::function<void(std::uint64_t)>& visit) TERRACE_EXCLUDES(mu_);
-  Status FlushIndexBatch(IndexBatch* batch, int kind) TERRACE_EXCLUDES(mu_);
   Status NameKept(std::span<const ManifestReference> kept, const Manifest& newest)
       TERRACE_EXCLUDES(mu_);
   Status RemoveStrays() TERRACE_EXCLUDES(mu_);
+
+  // --- store_recover.cc
+  // Reads the key sections of the files and fills both indexes, which are empty; counts what is
+  // stale. visit: as of Recover.
+  Status BuildIndex(const std::vector<FilePtr>& files,
+                    const std::function<void(std::uint64_t)>& visit)
+      TERRACE_EXCLUDES(read_mu_, mu_);
+  // Takes the round that was read, on all threads for reading.
+  Status TakeRound(const KeyRounds& rounds, std::span<const std::unique_ptr<KeyShare>> shares,
+                   std::span<RunningChecksum> checksums) TERRACE_REQUIRES(read_mu_);
+  // What a share found and did not put into the index.
+  Status TakeFound(KeyShare* share, const std::function<void(std::uint64_t)>& visit)
+      TERRACE_EXCLUDES(mu_);
 
   // --- store_read.cc
   // Where the wanted keys lie, in the order of their places.

@@ -17,8 +17,6 @@ namespace {
 
 constexpr std::string_view kFilePrefix = "rows-";
 constexpr std::string_view kManifestPrefix = "manifest-";
-// Of the buffers with which the key sections are merged, all together; at least two blocks a file.
-constexpr std::uint64_t kRecoveryBytes = std::uint64_t{16} << 20;
 
 bool IsOurs(const std::string& name) {
   return name.starts_with(kFilePrefix) || name.starts_with(kManifestPrefix);
@@ -315,76 +313,6 @@ Result<FilePtr> StoreImpl::OpenFile(const Manifest::File& named) {
   file->seed = layout_.CheckSeed(named.id);
   file->synced = true;
   return file;
-}
-
-// Collects the newest place of each key and puts them into the index in batches.
-struct StoreImpl::IndexBatch {
-  std::vector<std::uint64_t> hashes[2];  // Of rows, of deletions.
-  std::vector<Place> places[2];
-};
-
-Status StoreImpl::FlushIndexBatch(IndexBatch* batch, int kind) {
-  MutexLock lock(&mu_);
-  RowIndex* index = kind == 0 ? index_.get() : deletions_.get();
-  TERRACE_RETURN_IF_ERROR(index->Reserve(batch->hashes[kind]));
-  index->Insert(batch->hashes[kind], batch->places[kind].data());
-  batch->hashes[kind].clear();
-  batch->places[kind].clear();
-  return OkStatus();
-}
-
-Status StoreImpl::MergeKeys(const std::vector<FilePtr>& files, KeyWindows* windows,
-                            const std::function<void(std::uint64_t)>& visit) {
-  IndexBatch batch;
-  while (true) {
-    TERRACE_ASSIGN_OR_RETURN(const std::span<const KeyVersion> window, windows->Next());
-    if (window.empty()) return OkStatus();
-    for (std::size_t i = 0; i < window.size();) {
-      // The newest version of a key has the greatest sequence, and of two copies the one in the
-      // younger file.
-      const KeyVersion* newest = &window[i];
-      for (++i; i < window.size() && window[i].hash == newest->hash; ++i) {
-        const KeyVersion* other = &window[i];
-        if (SequenceOf(other->version) >= SequenceOf(newest->version)) std::swap(newest, other);
-        ++files[other->source]->stale;
-      }
-      const int kind = IsDeletion(newest->version) ? 1 : 0;
-      if (kind == 1) ++files[newest->source]->live_deletions;
-      if (kind == 0 && visit) visit(newest->hash);
-      batch.hashes[kind].push_back(newest->hash);
-      batch.places[kind].push_back(MakePlace(files[newest->source]->slot, newest->row));
-    }
-    TERRACE_RETURN_IF_ERROR(FlushIndexBatch(&batch, 0));
-    TERRACE_RETURN_IF_ERROR(FlushIndexBatch(&batch, 1));
-  }
-}
-
-Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files,
-                             const std::function<void(std::uint64_t)>& visit) {
-  if (files.empty()) return OkStatus();
-  const std::uint64_t share =
-      std::clamp<std::uint64_t>(kRecoveryBytes / files.size() / kBlockBytes * kBlockBytes,
-                                2 * kBlockBytes, std::uint64_t{1} << 20);
-  TERRACE_ASSIGN_OR_RETURN(HugeBuffer buffer, HugeBuffer::Allocate(share * files.size()));
-  std::vector<SectionCursor> cursors;
-  std::vector<RunningChecksum> checksums(files.size());
-  cursors.reserve(files.size());
-  std::uint64_t entries = 0;
-  for (std::uint32_t f = 0; f < files.size(); ++f) {
-    entries += files[f]->info.rows;
-    cursors.emplace_back(files[f]->file.get(), files[f]->info.keys_offset, kKeyEntryBytes,
-                         files[f]->info.rows, buffer.span().subspan(f * share, share));
-    cursors.back().set_checksum(&checksums[f]);
-  }
-  KeyWindows windows(cursors, entries);
-  const Status merged = MergeKeys(files, &windows, visit);
-  for (std::uint32_t f = 0; f < files.size(); ++f) {
-    read_bytes_.fetch_add(cursors[f].bytes_read(), std::memory_order_relaxed);
-    if (!merged.ok() || checksums[f].Digest() == files[f]->info.keys_checksum) continue;
-    return CorruptionError(fmt::format("{}: the key section at offset {} fails its checksum",
-                                       files[f]->path, files[f]->info.keys_offset));
-  }
-  return merged;
 }
 
 Status StoreImpl::NameKept(std::span<const ManifestReference> kept, const Manifest& newest) {

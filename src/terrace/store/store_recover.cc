@@ -1,0 +1,192 @@
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "terrace/base/raw_vector.h"
+#include "terrace/store/key_windows.h"
+#include "terrace/store/store_impl.h"
+
+namespace terrace {
+namespace {
+
+// Of the buffers with which the key sections are read: 16 MiB, so that a round of some files is
+// read in large requests, and with many more keys, and files, a thirtieth of what their index
+// takes.
+constexpr std::uint64_t kRecoveryBytes = std::uint64_t{16} << 20;
+constexpr std::uint64_t kKeysOfAByte = 4;
+// Parts of a round a thread, so that one which shares its core holds up the others little.
+constexpr std::size_t kSharesOfAThread = 2;
+
+}  // namespace
+
+// Finds the newest version of each key in a part of each round and puts the places of rows into the
+// index.
+class StoreImpl::KeyShare {
+ public:
+  KeyShare(const KeyRounds* rounds, std::span<const FilePtr> files, RowIndex* index, bool visits)
+      : rounds_(rounds),
+        files_(files),
+        index_(index),
+        visits_(visits),
+        windows_(rounds),
+        counts_(files.size()) {
+    for (const FilePtr& file : files) slots_.push_back(file->slot);
+  }
+
+  // Hashes [first, last] of the round, ranges of kFillGrain that no other share has.
+  Status Take(std::uint64_t first, std::uint64_t last) {
+    windows_.Start(first, last);
+    while (!windows_.done()) {
+      TERRACE_ASSIGN_OR_RETURN(const std::span<const KeyVersion> window, windows_.Next());
+      TakeWindow(window);
+      if (!windows_.done() && (windows_.end() + 1) % kFillGrain != 0) continue;
+      TERRACE_RETURN_IF_ERROR(index_->Fill(rows_.hashes, rows_.places.data()));
+      if (visits_) visited.insert(visited.end(), rows_.hashes.begin(), rows_.hashes.end());
+      rows_.Resize(0);
+    }
+    return OkStatus();
+  }
+
+  void AddCounts() const {
+    for (std::size_t f = 0; f < files_.size(); ++f) {
+      files_[f]->stale += counts_[f].stale;
+      files_[f]->live_deletions += counts_[f].deletions;
+    }
+  }
+
+  struct Found {
+    RawVector<std::uint64_t> hashes;
+    RawVector<Place> places;
+    void Resize(std::size_t size) {
+      hashes.resize(size);
+      places.resize(size);
+    }
+  };
+  // Of the last call of Take.
+  Found deletions;
+  std::vector<std::uint64_t> visited;  // Rows; if they are wanted.
+
+ private:
+  struct Counts {
+    std::uint64_t stale = 0, deletions = 0;
+  };
+
+  void TakeWindow(std::span<const KeyVersion> window) {
+    std::size_t rows = rows_.hashes.size();
+    rows_.Resize(rows + window.size());
+    for (std::size_t i = 0; i < window.size();) {
+      // The newest version of a key has the greatest sequence, and of two copies the one in the
+      // younger file.
+      KeyVersion newest = window[i];
+      for (++i; i < window.size() && window[i].hash == newest.hash; ++i) {
+        KeyVersion other = window[i];
+        if (SequenceOf(rounds_->VersionOf(other)) >= SequenceOf(rounds_->VersionOf(newest))) {
+          std::swap(newest, other);
+        }
+        ++counts_[other.source()].stale;
+      }
+      const Place place = MakePlace(slots_[newest.source()], newest.row());
+      if (newest.deletion()) {
+        ++counts_[newest.source()].deletions;
+        deletions.hashes.push_back(newest.hash);
+        deletions.places.push_back(place);
+      } else {
+        rows_.hashes[rows] = newest.hash;
+        rows_.places[rows++] = place;
+      }
+    }
+    rows_.Resize(rows);
+  }
+
+  const KeyRounds* const rounds_;
+  const std::span<const FilePtr> files_;
+  RowIndex* const index_;
+  const bool visits_;
+  KeyWindows windows_;
+  std::vector<std::uint32_t> slots_;  // (files)
+  std::vector<Counts> counts_;        // (files)
+  Found rows_;                        // That are not in the index yet.
+};
+
+Status StoreImpl::TakeRound(const KeyRounds& rounds,
+                            std::span<const std::unique_ptr<KeyShare>> shares,
+                            std::span<RunningChecksum> checksums) {
+  const std::uint64_t first = rounds.first() / kFillGrain;
+  const std::uint64_t ranges = rounds.last() / kFillGrain - first + 1;
+  std::vector<Status> taken(shares.size());
+  const auto take = [&](int task) {
+    const auto i = static_cast<std::size_t>(task);
+    for (std::size_t f = i; f < checksums.size(); f += shares.size()) {
+      checksums[f].Update(rounds.fresh(f));
+    }
+    const std::uint64_t begin = first + ranges * i / shares.size();
+    const std::uint64_t end = first + ranges * (i + 1) / shares.size();
+    if (begin == end) return;
+    taken[i] = shares[i]->Take(std::max(rounds.first(), begin * kFillGrain),
+                               std::min(rounds.last(), end * kFillGrain - 1));
+  };
+  const int tasks = static_cast<int>(shares.size());
+  if (read_workers_ == nullptr) {
+    for (int task = 0; task < tasks; ++task) take(task);
+  } else {
+    read_workers_->Run(tasks, take);
+  }
+  for (const Status& status : taken) TERRACE_RETURN_IF_ERROR(status);
+  return OkStatus();
+}
+
+Status StoreImpl::TakeFound(KeyShare* share, const std::function<void(std::uint64_t)>& visit) {
+  for (const std::uint64_t hash : share->visited) visit(hash);
+  share->visited.clear();
+  MutexLock lock(&mu_);
+  TERRACE_RETURN_IF_ERROR(deletions_->Reserve(share->deletions.hashes));
+  deletions_->Insert(share->deletions.hashes, share->deletions.places.data());
+  share->deletions.Resize(0);
+  return OkStatus();
+}
+
+Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files,
+                             const std::function<void(std::uint64_t)>& visit) {
+  if (files.empty()) return OkStatus();
+  MutexLock reading(&read_mu_);
+  std::vector<KeySection> sections;
+  std::uint64_t entries = 0;
+  for (const FilePtr& file : files) {
+    sections.push_back({file->file.get(), file->info.keys_offset, file->info.rows});
+    entries += file->info.rows;
+  }
+  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<KeyRounds> rounds,
+                           KeyRounds::Create(read_queue_.get(), sections,
+                                             kRecoveryBytes + entries / kKeysOfAByte, kFillGrain));
+  RowIndex* index;
+  {
+    MutexLock lock(&mu_);
+    index = index_.get();
+  }
+  std::vector<std::unique_ptr<KeyShare>> shares(
+      read_workers_ == nullptr
+          ? 1
+          : static_cast<std::size_t>(read_workers_->size()) * kSharesOfAThread);
+  for (auto& share : shares) {
+    share = std::make_unique<KeyShare>(rounds.get(), files, index, static_cast<bool>(visit));
+  }
+  std::vector<RunningChecksum> checksums(files.size());
+  while (true) {
+    TERRACE_ASSIGN_OR_RETURN(const bool more, rounds->Next());
+    if (!more) break;
+    TERRACE_RETURN_IF_ERROR(TakeRound(*rounds, shares, checksums));
+    for (const auto& share : shares) TERRACE_RETURN_IF_ERROR(TakeFound(share.get(), visit));
+  }
+  read_bytes_.fetch_add(rounds->bytes_read(), std::memory_order_relaxed);
+  for (std::size_t f = 0; f < files.size(); ++f) {
+    if (checksums[f].Digest() == files[f]->info.keys_checksum) continue;
+    return CorruptionError(fmt::format("{}: the key section at offset {} fails its checksum",
+                                       files[f]->path, files[f]->info.keys_offset));
+  }
+  MutexLock lock(&mu_);
+  for (const auto& share : shares) share->AddCounts();
+  return OkStatus();
+}
+
+}  // namespace terrace
