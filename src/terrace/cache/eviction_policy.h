@@ -41,6 +41,10 @@ class EvictionPolicy {
   virtual std::size_t TakeVictims(std::size_t count, EntryId* victims) = 0;
   // Drops whatever refers to rows that are not cached any more.
   virtual void Sweep() = 0;
+
+  // A row whose Entry::frequency is this or more is hot: likely to be visited again soon. Holds for
+  // victims too.
+  virtual std::uint8_t hot_frequency() const = 0;
 };
 
 // kInvalidArgument: an option out of its limits. Borrows the arena.
@@ -50,13 +54,15 @@ Result<std::unique_ptr<EvictionPolicy>> MakeEvictionPolicy(const EvictionOptions
 // LRU in front of LFU: every visit enters an LRU of `lru_share` of the rows, pinned rows included;
 // what leaves it enters the LFU, of which the least frequent, oldest row is the victim. Without an
 // LRU (kPassLfu) a row enters the LFU when its last pin goes. Visits count up to 255, exactly up to
-// 15 and in steps of 8 beyond, and are halved row by row, a few with each victim.
+// 15 and in steps of 8 beyond, and are halved row by row, a few with each victim. A row is hot
+// while it counts two visits or more.
 std::unique_ptr<EvictionPolicy> MakeLruLfuPolicy(const EvictionOptions& options, RowArena* arena);
 
 // S3-FIFO: rows enter a small queue of a tenth of the cache, or the main one when their key left
 // not long ago. The oldest row of the small queue goes to the main one if it was visited since,
 // else it is the victim; that of the main queue goes to its end once for each visit, up to three. A
-// visit moves nothing: it counts in the entry.
+// visit moves nothing: it counts in the entry. A row is hot when it belongs to the main queue or
+// was visited since it came to the small one.
 std::unique_ptr<EvictionPolicy> MakeS3FifoPolicy(RowArena* arena);
 
 }  // namespace terrace

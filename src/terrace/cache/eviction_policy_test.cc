@@ -35,6 +35,7 @@ class ModelPolicy {
   // now.
   virtual std::vector<EntryId> TakeVictims(std::size_t count, const std::set<EntryId>& pinned,
                                            std::uint32_t slots, std::uint64_t used) = 0;
+  virtual bool IsHot(EntryId id) const = 0;
 };
 
 class S3FifoModel final : public ModelPolicy {
@@ -87,6 +88,7 @@ class S3FifoModel final : public ModelPolicy {
     for (const EntryId id : leave) ghosts_.Add(MixKey(keys_[id]));
     return victims;
   }
+  bool IsHot(EntryId id) const override { return rows_.at(id).main || rows_.at(id).visits > 0; }
 
  private:
   struct Row {
@@ -149,6 +151,7 @@ class LruLfuModel final : public ModelPolicy {
     }
     return victims;
   }
+  bool IsHot(EntryId id) const override { return frequency_.at(id) > 1; }
 
  private:
   // Exact up to 15, then eight to a class.
@@ -227,7 +230,13 @@ class Comparison {
         policy_->Sweep();
       }
       ASSERT_EQ(policy_->bytes(), policy_->BytesFor(rows_));
+      for (const auto& [key, id] : cached_) {
+        const bool hot = arena_.entry(id).frequency >= policy_->hot_frequency();
+        ASSERT_EQ(hot, model_->IsHot(id)) << "key " << key;
+        (hot ? hot_ : others_) += 1;
+      }
     }
+    EXPECT_GT(std::min(hot_, others_), 1000u) << "both kinds are to be there";
   }
   std::uint64_t victims() const { return victims_; }
 
@@ -354,6 +363,7 @@ class Comparison {
   std::set<EntryId> pinned_;
   std::vector<std::vector<EntryId>> sets_;
   std::uint64_t pins_ = 0, victims_ = 0;
+  std::uint64_t hot_ = 0, others_ = 0;  // Rows that were seen to be so, after each step.
 };
 
 void Compare(const EvictionOptions& options) {

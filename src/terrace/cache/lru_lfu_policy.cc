@@ -101,6 +101,7 @@ class LruLfuPolicy final : public EvictionPolicy {
   }
 
   void Sweep() override { queues_.Sweep(); }
+  std::uint8_t hot_frequency() const override { return 2; }
 
  private:
   // Counts a row out of its queue.

@@ -34,17 +34,26 @@ std::uint64_t ChunkBytes(const RowCacheOptions& options) {
   return std::max(bytes, least);
 }
 
-WriteBackOptions BufferOptions(const RowCacheOptions& options, std::size_t shards) {
+std::uint32_t BufferRows(const RowCacheOptions& options, std::size_t shards, bool hot_apart) {
+  // Each shard gets flush_bytes at a time, but all buffers stay within an eighth of the capacity.
+  const std::uint64_t most =
+      options.capacity_bytes / 8 /
+      std::max<std::uint64_t>(2, WriteBack::BufferCount(options.background, hot_apart));
+  const std::uint64_t bytes = std::min(options.flush_bytes * shards, most);
+  const std::uint64_t rows = bytes / (options.row_bytes + 40);
+  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(rows, 1, kMaxBufferRows));
+}
+
+WriteBackOptions BufferOptions(const RowCacheOptions& options, std::span<Store* const> stores) {
   WriteBackOptions result;
   result.row_bytes = options.row_bytes;
   result.background = options.background;
-  // Each shard gets flush_bytes at a time, but all buffers stay within an eighth of the capacity.
-  const std::uint64_t most = options.capacity_bytes / 8 /
-                             std::max<std::uint64_t>(2, WriteBack::BufferCount(options.background));
-  const std::uint64_t bytes = std::min(options.flush_bytes * shards, most);
-  const std::uint64_t rows = bytes / (options.row_bytes + 40);
-  result.buffer_rows =
-      static_cast<std::uint32_t>(std::clamp<std::uint64_t>(rows, 1, kMaxBufferRows));
+  std::uint64_t least_rows = 1;
+  for (const Store* store : stores) least_rows = std::max(least_rows, store->LeastFileRows());
+  // A buffer's rows are not shared out quite evenly.
+  const std::uint64_t share = BufferRows(options, stores.size(), true) / stores.size() * 7 / 8;
+  result.hot_apart = options.hot_apart && share >= least_rows;
+  result.buffer_rows = BufferRows(options, stores.size(), result.hot_apart);
   return result;
 }
 
@@ -125,7 +134,7 @@ Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& opti
     return InvalidArgumentError("a cache needs stores, create_row and flush_bytes");
   }
   const std::uint64_t chunk_bytes = ChunkBytes(options);
-  const WriteBackOptions buffers = BufferOptions(options, stores.size());
+  const WriteBackOptions buffers = BufferOptions(options, stores);
   const std::uint32_t rows = RowArena::RowsPerChunk(options.row_bytes, chunk_bytes);
   TERRACE_CHECK(rows > 0);
   // What is too small is refused before anything is allocated.
@@ -415,7 +424,7 @@ void RowCacheImpl::Evict(EntryId id, WriteBack::AppendScope* appends) {
   Entry& entry = arena_.entry(id);
   if (IsDirty(entry) && !DropExpired(id)) {
     SyncPoint::Hit("cache.evict.before_write");
-    appends->Append(entry.key, arena_.row(id), IsStored(entry));
+    appends->Append(entry.key, arena_.row(id), {.stored = IsStored(entry), .hot = IsHot(entry)});
     StoreFlags(entry, 0);
     dirty_rows_.fetch_sub(1, std::memory_order_relaxed);
   }

@@ -29,6 +29,10 @@ struct RowCacheOptions {
   EvictionOptions eviction;
   std::uint64_t flush_bytes = std::uint64_t{16}
                               << 20;  // Dirty rows that leave together; larger: better writes.
+  // Hot rows, which by the policy's count will be visited again soon, and the others are written
+  // into files of their own, where the buffers are large enough for the stores' files; one buffer
+  // more. false: for comparison.
+  bool hot_apart = true;
   // Threads of the cache's own read what a Pin lacks, from all shards at the same time, and write
   // what was evicted. false: a Pin writes what it evicts before it goes on, and PinnedRows::Wait
   // reads, one shard after another (depth 0).

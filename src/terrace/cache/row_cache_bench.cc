@@ -75,6 +75,7 @@ class NullStore final : public Store {
   std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t /*writes*/) const override {
     return rows * row_bytes_;
   }
+  std::uint64_t LeastFileRows() const override { return 1; }
   Status background_status() const override { return OkStatus(); }
 
  private:

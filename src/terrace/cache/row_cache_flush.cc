@@ -120,7 +120,7 @@ std::uint64_t RowCacheImpl::AppendDirty(std::uint32_t chunk, bool pinned, std::u
     if (entry.place < kHeld || (entry.pins > 0 && !pinned)) continue;
     if (!IsDirty(entry) || DropExpired(id)) continue;
     if (appended == room) break;
-    appends.Append(entry.key, arena_.row(id), IsStored(entry));
+    appends.Append(entry.key, arena_.row(id), {.stored = IsStored(entry), .hot = IsHot(entry)});
     StoreFlags(entry, 0);
     dirty_rows_.fetch_sub(1, std::memory_order_relaxed);
     ++appended;
@@ -132,9 +132,10 @@ std::uint64_t RowCacheImpl::dirty_bytes() const {
   const std::uint64_t rows =
       dirty_rows_.load(std::memory_order_relaxed) + write_back_->unwritten_rows();
   if (rows == 0) return 0;
-  // Every full buffer, the rests of those that are there, and the last one are a write of each
-  // store, which has its share of the rows.
-  const std::uint64_t writes = rows / write_back_->buffer_rows() + 3;
+  // Every full buffer, the rests of those that are there, and the last one of each kind are a write
+  // of each store, which has its share of the rows.
+  const std::uint64_t writes =
+      rows / write_back_->buffer_rows() + 3 * (write_back_->hot_apart() ? 2 : 1);
   return MostWriteBytes(stores_, rows, writes);
 }
 

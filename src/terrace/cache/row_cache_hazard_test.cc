@@ -61,7 +61,7 @@ TEST_P(Hazard, RowPulledWhileItsWriteBackIsInFlight) {
   // Evicts part of the trained rows, until a buffer is on its way. The rest of the buffers must
   // have room for what goes on.
   Key next = 1'000'000;
-  while (cache.stats().evictions < 150) {
+  while (cache.stats().evictions < 100) {
     PinOrDie(&cache, KeyRange(next, 10));  // Never trained: they go again.
     TrainRange(&cache, next, 10);
     next += 10;
@@ -152,7 +152,7 @@ TEST(WriteBackHazard, AFlushTakesNoRoomFromUnderAnEviction) {
   store.HoldWrites();
   {
     WriteBack::AppendScope appends(&write_back);
-    for (Key key = 0; key < 23; ++key) appends.Append(key, row.data(), /*stored=*/false);
+    for (Key key = 0; key < 23; ++key) appends.Append(key, row.data(), {});
   }
   store.WaitForHeldWrite();  // One buffer is in flight, one waits, the last holds three rows.
   std::atomic<bool> started{false};
@@ -167,7 +167,7 @@ TEST(WriteBackHazard, AFlushTakesNoRoomFromUnderAnEviction) {
     });
     while (!started) std::this_thread::yield();
     for (int i = 0; i < 1000; ++i) std::this_thread::yield();  // It gets as far as it can.
-    for (Key key = 23; key < 30; ++key) appends.Append(key, row.data(), /*stored=*/false);
+    for (Key key = 23; key < 30; ++key) appends.Append(key, row.data(), {});
   }
   store.LetGo();
   flusher.Join();

@@ -104,6 +104,9 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   // is closed. REQUIRES: wanted <= victims_at_once_, and the write buffer has room for as many.
   std::size_t EvictGroup(std::size_t wanted, EntryId* freed, WriteBack::AppendScope* appends)
       TERRACE_REQUIRES(mu_);
+  bool IsHot(const Entry& entry) const TERRACE_REQUIRES(mu_) {
+    return entry.frequency >= policy_->hot_frequency();
+  }
   // Takes a row out of the map, to the write buffer when it is dirty. The entry is the caller's.
   void Evict(EntryId id, WriteBack::AppendScope* appends) TERRACE_REQUIRES(mu_);
   // A dirty row that may go is clean from now on, as if it had been written.

@@ -1,5 +1,7 @@
 // The cache over real stores in a file system in memory: what was flushed and committed comes back,
 // through eviction, compaction and a cache that is thrown away.
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -13,8 +15,10 @@
 namespace terrace::cache_testing {
 namespace {
 
-void RunRounds(bool background) {
+// hot_apart: files are small enough for the write buffers to have hot rows apart.
+void RunRounds(bool background, bool hot_apart) {
   StoreTiers tiers(background);
+  if (hot_apart) tiers.store_options()->file_bytes = 4 << 10;
   ASSERT_TRUE(tiers.Open().ok());
   Rng rng(background ? 21 : 22);
   std::map<Key, int> trained, committed;
@@ -52,26 +56,87 @@ void RunRounds(bool background) {
 }
 
 TEST(RowCacheOverStores, WhatWasCommittedComesBack) {
-  RunRounds(/*background=*/false);
-  if (HasFatalFailure()) return;
-  RunRounds(/*background=*/true);
+  for (const bool background : {false, true}) {
+    for (const bool hot_apart : {false, true}) {
+      ASSERT_NO_FATAL_FAILURE(RunRounds(background, hot_apart));
+    }
+  }
 }
 
-TEST(RowCacheOverStores, DirtyBytesBoundWhatAFlushWrites) {
+// Rows that are trained in each round lie beside such as are trained in one only, in memory too,
+// where the latter make room for others. Each round ends with a checkpoint. Returns the rows that
+// compaction copied.
+std::uint64_t CopiedRows(EvictionType policy, bool hot_apart) {
+  constexpr Key kHotKeys = 1000;
   StoreTiers tiers(/*background=*/false);
+  tiers.cache_options()->eviction.type = policy;
+  tiers.cache_options()->capacity_bytes = 240 << 10;
+  tiers.cache_options()->flush_bytes = 16 << 10;
+  tiers.cache_options()->hot_apart = hot_apart;
+  EXPECT_TRUE(tiers.Open().ok());
+  for (Key round = 0; round < 12; ++round) {
+    std::vector<Key> keys;
+    for (Key key = 0; key < kHotKeys; ++key) {
+      keys.push_back(key);
+      keys.push_back(kHotKeys * (round + 1) + key);
+    }
+    auto pinned = tiers.cache().Pin(keys);
+    EXPECT_TRUE(pinned.ok()) << pinned.status().ToString();
+    TrainAll(&*pinned);
+    pinned->Release();
+    EXPECT_TRUE(tiers.Checkpoint().ok());
+  }
+  EXPECT_GT(tiers.cache().stats().evictions, 5 * kHotKeys);
+  for (Key key = 0; key < 13 * kHotKeys; ++key) {
+    Row row(kRowBytes);
+    std::byte* const place = row.data();
+    std::uint8_t found = 0;
+    EXPECT_TRUE(tiers.StoreOf(key).Read({&key, 1}, {&place, 1}, {&found, 1}, nullptr).ok());
+    EXPECT_EQ(row, TrainedRow(key, key < kHotKeys ? 12 : 1)) << "key " << key;
+  }
+  return tiers.store_stats().rows_compacted;
+}
+
+TEST(RowCacheOverStores, FilesOfHotRowsDieWhole) {
+  for (const EvictionType policy :
+       {EvictionType::kS3Fifo, EvictionType::kLruLfu, EvictionType::kPassLfu}) {
+    const std::uint64_t together = CopiedRows(policy, /*hot_apart=*/false);
+    const std::uint64_t apart = CopiedRows(policy, /*hot_apart=*/true);
+    EXPECT_LT(4 * apart, together) << static_cast<int>(policy) << ": " << apart << ", " << together;
+  }
+}
+
+// hot: one of so many rows is.
+void BoundFlushes(std::uint64_t file_bytes, Key hot) {
+  StoreTiers tiers(/*background=*/false);
+  tiers.store_options()->file_bytes = file_bytes;
   ASSERT_TRUE(tiers.Open().ok());
   RowCache& cache = tiers.cache();
   Key first = 0;  // Each row is written once: nothing gets stale, so nothing is compacted.
   for (const std::size_t rows : {std::size_t{1}, std::size_t{40}, cache.MaxPinnedRows()}) {
-    auto pinned = cache.Pin(KeyRange(std::exchange(first, first + rows), rows));
+    const std::vector<Key> keys = KeyRange(std::exchange(first, first + rows), rows);
+    auto pinned = cache.Pin(keys);
     ASSERT_TRUE(pinned.ok());
     TrainAll(&*pinned);
+    std::vector<Key> again;
+    std::copy_if(keys.begin(), keys.end(), std::back_inserter(again),
+                 [&](Key key) { return key % hot == 0; });
+    ASSERT_TRUE(cache.Pin(again).ok());
     pinned->Release();
     const std::uint64_t bound = cache.dirty_bytes();
     const std::uint64_t before = tiers.store_stats().write_bytes;
     ASSERT_TRUE(cache.FlushDirty().ok());
     EXPECT_LE(tiers.store_stats().write_bytes - before, bound) << rows << " rows";
     EXPECT_EQ(cache.dirty_bytes(), 0u);
+  }
+}
+
+TEST(RowCacheOverStores, DirtyBytesBoundWhatAFlushWrites) {
+  for (const std::uint64_t file_bytes : {16 << 10, 4 << 10}) {  // Hot rows together, apart.
+    for (const Key hot : {1, 2, 10, 1'000'000}) {
+      SCOPED_TRACE(testing::Message() << "files of " << file_bytes << ", one hot of " << hot);
+      ASSERT_NO_FATAL_FAILURE(BoundFlushes(file_bytes, hot));
+    }
   }
 }
 

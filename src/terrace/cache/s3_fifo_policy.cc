@@ -107,6 +107,7 @@ class S3FifoPolicy final : public EvictionPolicy {
   }
 
   void Sweep() override { queues_.Sweep(); }
+  std::uint8_t hot_frequency() const override { return 1; }
 
  private:
   // To the end of its queue.

@@ -22,6 +22,10 @@ std::uint64_t RowBufferBytes(const WriteBackOptions& options) {
   return (bytes + unit - 1) / unit * unit;
 }
 
+std::uint32_t PlaceOf(std::int64_t buffer, std::size_t index) {
+  return static_cast<std::uint32_t>(buffer) << kIndexBits | static_cast<std::uint32_t>(index);
+}
+
 // Shards written side by side, each by a thread; what one disk takes needs no more.
 constexpr std::size_t kMostShardWriters = 4;
 }  // namespace
@@ -29,7 +33,7 @@ constexpr std::size_t kMostShardWriters = 4;
 std::uint64_t WriteBack::BytesFor(const WriteBackOptions& options) {
   constexpr std::uint64_t kPerRow =
       2 * sizeof(Key) + sizeof(const std::byte*) + 2 + sizeof(std::uint32_t);
-  const std::uint64_t count = BufferCount(options.background);
+  const std::uint64_t count = BufferCount(options.background, options.hot_apart);
   return count * (RowBufferBytes(options) + kPerRow * options.buffer_rows) +
          EntryMap::BytesFor(count * options.buffer_rows);
 }
@@ -58,7 +62,7 @@ WriteBack::WriteBack(const WriteBackOptions& options, std::vector<Store*> stores
 
 Status WriteBack::Allocate() {
   MutexLock lock(&mu_);
-  buffers_.resize(BufferCount(options_.background));
+  buffers_.resize(BufferCount(options_.background, options_.hot_apart));
   for (std::size_t i = buffers_.size(); i > 0; --i) {
     Buffer& buffer = buffers_[i - 1];
     TERRACE_ASSIGN_OR_RETURN(buffer.rows, HugeBuffer::Allocate(RowBufferBytes(options_)));
@@ -87,12 +91,22 @@ WriteBack::~WriteBack() {
   if (publish_thread_.joinable()) publish_thread_.Join();
 }
 
+std::size_t WriteBack::Filled(std::size_t kind) const {
+  const std::int64_t number = filling_[kind];
+  return number < 0 ? 0 : buffers_[static_cast<std::size_t>(number)].keys.size();
+}
+
+std::size_t WriteBack::Rest(std::size_t kind) const {
+  return filling_[kind] < 0 ? 0 : options_.buffer_rows - Filled(kind);
+}
+
 std::size_t WriteBack::Room() const {
-  std::size_t room = idle_.size() * options_.buffer_rows;
-  if (filling_ >= 0) {
-    room += options_.buffer_rows - buffers_[static_cast<std::size_t>(filling_)].keys.size();
-  }
-  return room;
+  const std::size_t idle = idle_.size() * options_.buffer_rows;
+  if (!options_.hot_apart) return idle + Rest(kOthers);
+  const std::size_t one_kind = idle + std::min(Rest(kOthers), Rest(kHot));
+  if (idle_.empty()) return one_kind;
+  // Or so many of both that each kind needs the last idle buffer.
+  return std::min(one_kind, idle - options_.buffer_rows + Rest(kOthers) + Rest(kHot) + 1);
 }
 
 std::uint32_t WriteBack::FindPlace(Key key) const {
@@ -101,39 +115,67 @@ std::uint32_t WriteBack::FindPlace(Key key) const {
   });
 }
 
-void WriteBack::Append(Key key, const std::byte* row, bool stored) {
-  if (filling_ < 0) {
-    TERRACE_CHECK(!idle_.empty());
-    filling_ = idle_.back();
-    idle_.pop_back();
-  }
-  Buffer& buffer = buffers_[static_cast<std::size_t>(filling_)];
+void WriteBack::Append(Key key, const std::byte* row, const WrittenRow& what) {
   const std::uint32_t old = FindPlace(key);
-  if (old != EntryMap::kNone && static_cast<std::int64_t>(old >> kIndexBits) == filling_) {
+  const std::int64_t old_buffer = old == EntryMap::kNone ? -1 : old >> kIndexBits;
+  if (old_buffer >= 0 && (old_buffer == filling_[kOthers] || old_buffer == filling_[kHot])) {
+    const Buffer& buffer = buffers_[static_cast<std::size_t>(old_buffer)];
     std::memcpy(RowIn(buffer, old & kIndexMask), row, options_.row_bytes);
     return;
   }
-  const std::uint32_t place = static_cast<std::uint32_t>(filling_) << kIndexBits |
-                              static_cast<std::uint32_t>(buffer.keys.size());
+  const std::size_t kind = what.hot && options_.hot_apart ? kHot : kOthers;
+  if (filling_[kind] < 0) {
+    TERRACE_CHECK(!idle_.empty());
+    filling_[kind] = idle_.back();
+    idle_.pop_back();
+  }
+  Buffer& buffer = buffers_[static_cast<std::size_t>(filling_[kind])];
+  const std::uint32_t place = PlaceOf(filling_[kind], buffer.keys.size());
   std::memcpy(RowIn(buffer, buffer.keys.size()), row, options_.row_bytes);
   buffer.keys.push_back(key);
-  buffer.stored.push_back(stored ? 1 : 0);
+  buffer.stored.push_back(what.stored ? 1 : 0);
   ++unwritten_rows_;
   if (old == EntryMap::kNone) {
     map_.Insert(MixKey(key), place);
   } else {
     map_.Replace(MixKey(key), old, place);
   }
-  if (buffer.keys.size() == options_.buffer_rows) Submit();
+  if (buffer.keys.size() == options_.buffer_rows) Submit(kind);
 }
 
-void WriteBack::Submit() {
-  if (filling_ < 0) return;
-  Buffer& buffer = buffers_[static_cast<std::size_t>(filling_)];
-  buffer.sequence = ++submitted_;
-  queue_.push_back(static_cast<std::uint32_t>(filling_));
-  filling_ = -1;
+void WriteBack::Submit(std::size_t kind) {
+  if (filling_[kind] < 0) return;
+  const auto number = static_cast<std::uint32_t>(std::exchange(filling_[kind], -1));
+  buffers_[number].sequence = ++submitted_;
+  queue_.push_back(number);
   work_.NotifyOne();
+}
+
+void WriteBack::SubmitAll() {
+  if (filling_[kOthers] >= 0 && filling_[kHot] >= 0 &&
+      Filled(kOthers) + Filled(kHot) <= options_.buffer_rows) {
+    Join(Filled(kOthers) < Filled(kHot) ? kOthers : kHot);
+  }
+  for (std::size_t kind = 0; kind < kKinds; ++kind) Submit(kind);
+}
+
+void WriteBack::Join(std::size_t kind) {
+  const std::int64_t from_number = std::exchange(filling_[kind], -1);
+  const std::int64_t to_number = filling_[kind == kHot ? kOthers : kHot];
+  Buffer& from = buffers_[static_cast<std::size_t>(from_number)];
+  Buffer& to = buffers_[static_cast<std::size_t>(to_number)];
+  for (std::size_t i = 0; i < from.keys.size(); ++i) {
+    if (i + kAhead < from.keys.size()) map_.Prefetch(MixKey(from.keys[i + kAhead]));
+    const std::size_t at = to.keys.size();
+    std::memcpy(RowIn(to, at), RowIn(from, i), options_.row_bytes);
+    to.keys.push_back(from.keys[i]);
+    to.stored.push_back(from.stored[i]);
+    // Nothing newer is appended than what is being filled in.
+    map_.Replace(MixKey(from.keys[i]), PlaceOf(from_number, i), PlaceOf(to_number, at));
+  }
+  from.keys.clear();
+  from.stored.clear();
+  idle_.push_back(static_cast<std::uint32_t>(from_number));
 }
 
 Status WriteBack::StageRows(Buffer* buffer) {
@@ -195,7 +237,7 @@ void WriteBack::EndWrite() {
     if (i + kAhead < buffer.keys.size()) map_.Prefetch(MixKey(buffer.keys[i + kAhead]));
     // A newer version may lie in another buffer by now.
     const std::uint32_t place = FindPlace(buffer.keys[i]);
-    if (place == (number << kIndexBits | static_cast<std::uint32_t>(i))) {
+    if (place == PlaceOf(number, i)) {
       map_.Erase(MixKey(buffer.keys[i]), place);
     }
   }
@@ -303,7 +345,7 @@ Status WriteBack::MakeRoom(std::size_t rows, bool cancellable) {
   MutexLock lock(&mu_);
   while (Room() < rows) {
     // What is being filled may be too small a rest of a buffer.
-    if (queue_.empty()) Submit();
+    if (queue_.empty()) Submit(Filled(kHot) > Filled(kOthers) ? kHot : kOthers);
     TERRACE_RETURN_IF_ERROR(WaitForSequence(written_sequence_ + 1, cancellable));
   }
   return OkStatus();
@@ -312,13 +354,13 @@ Status WriteBack::MakeRoom(std::size_t rows, bool cancellable) {
 Status WriteBack::WriteNow() {
   if (options_.background) return OkStatus();
   MutexLock lock(&mu_);
-  Submit();
+  SubmitAll();
   return WaitForSequence(submitted_, /*cancellable=*/false);
 }
 
 Status WriteBack::Flush() {
   MutexLock lock(&mu_);
-  Submit();
+  SubmitAll();
   if (!failure_.ok()) {
     failure_ = OkStatus();
     failed_.store(false, std::memory_order_relaxed);

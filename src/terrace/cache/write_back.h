@@ -1,11 +1,13 @@
-// WriteBack: dirty rows on their way to the stores. Rows are copied into buffers of fixed size; a
-// full buffer is written, by two threads, of which one brings the next buffer to the disk while the
-// other has the stores take the last one in; or by whoever needs the room. Until its write has
-// succeeded a row is found here, in its newest version. Writes go in the order of appending; a
-// failed one stays first in the queue and nothing is written until Flush() tries again. Threads:
-// internally synchronised; Append from one thread at a time. Borrows the stores.
+// WriteBack: dirty rows on their way to the stores. Rows are copied into buffers of fixed size, hot
+// ones and the others into buffers of their own if that is asked for; a full buffer is written, by
+// two threads, of which one brings the next buffer to the disk while the other has the stores take
+// the last one in; or by whoever needs the room. Until its write has succeeded a row is found here,
+// in its newest version. A row's versions are written in the order of appending; a failed write
+// stays first in the queue and nothing is written until Flush() tries again. Threads: internally
+// synchronised; Append from one thread at a time. Borrows the stores.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -29,12 +31,21 @@ struct WriteBackOptions {
   std::uint32_t row_bytes = 0;
   std::uint32_t buffer_rows = 0;  // Leave together; at most 2^24.
   bool background = true;         // Three buffers and two threads; false: one, and none.
+  bool hot_apart = false;  // Hot rows and the others have writes of their own; one buffer more.
+};
+
+// What the cache knows of a row that it writes.
+struct WrittenRow {
+  bool stored = false;  // Its store has the key, or will have it by what was appended before.
+  bool hot = false;     // See EvictionPolicy.
 };
 
 class WriteBack {
  public:
-  // One is filled, one goes to the disk, one into the index.
-  static std::uint64_t BufferCount(bool background) { return background ? 3 : 1; }
+  // One of a kind is filled, one goes to the disk, one into the index.
+  static std::uint64_t BufferCount(bool background, bool hot_apart) {
+    return (background ? 3 : 1) + (hot_apart ? 1 : 0);
+  }
   static std::uint64_t BytesFor(const WriteBackOptions& options);
   // kOutOfMemory.
   static Result<std::unique_ptr<WriteBack>> Create(const WriteBackOptions& options,
@@ -53,16 +64,17 @@ class WriteBack {
     ~AppendScope() TERRACE_RELEASE() { write_back_->mu_.Unlock(); }
     AppendScope(const AppendScope&) = delete;
     AppendScope& operator=(const AppendScope&) = delete;
-    // Rows that can be appended now.
+    // Rows that can be appended now, whichever of them are hot.
     std::size_t room() const TERRACE_NO_THREAD_SAFETY_ANALYSIS { return write_back_->Room(); }
     // What the next Append of the key will touch.
     void Prefetch(Key key) const TERRACE_NO_THREAD_SAFETY_ANALYSIS {
       write_back_->map_.Prefetch(MixKey(key));
     }
-    // Copies a row; replaces an older version that is not yet being written. stored: its store has
-    // the key, or will have it by what was appended before. REQUIRES: room.
-    void Append(Key key, const std::byte* row, bool stored) TERRACE_NO_THREAD_SAFETY_ANALYSIS {
-      write_back_->Append(key, row, stored);
+    // Copies a row; replaces an older version that is not yet being written, and is then written in
+    // its place. REQUIRES: room.
+    void Append(Key key, const std::byte* row,
+                const WrittenRow& what) TERRACE_NO_THREAD_SAFETY_ANALYSIS {
+      write_back_->Append(key, row, what);
     }
 
    private:
@@ -92,8 +104,12 @@ class WriteBack {
   std::uint64_t written_rows() const TERRACE_EXCLUDES(mu_);
   std::uint64_t bytes() const { return bytes_; }
   std::uint32_t buffer_rows() const { return options_.buffer_rows; }
+  bool hot_apart() const { return options_.hot_apart; }
 
  private:
+  // Kinds of rows: hot ones, if they are apart, and the others.
+  static constexpr std::size_t kOthers = 0, kHot = 1, kKinds = 2;
+
   struct Buffer {
     HugeBuffer rows;
     std::vector<Key> keys;
@@ -114,8 +130,17 @@ class WriteBack {
   }
   std::uint32_t FindPlace(Key key) const TERRACE_REQUIRES(mu_);
   std::size_t Room() const TERRACE_REQUIRES(mu_);
-  void Append(Key key, const std::byte* row, bool stored) TERRACE_REQUIRES(mu_);
-  void Submit() TERRACE_REQUIRES(mu_);
+  void Append(Key key, const std::byte* row, const WrittenRow& what) TERRACE_REQUIRES(mu_);
+  // Rows in the buffer that is being filled with rows of a kind, and how many more it takes; 0 both
+  // without one.
+  std::size_t Filled(std::size_t kind) const TERRACE_REQUIRES(mu_);
+  std::size_t Rest(std::size_t kind) const TERRACE_REQUIRES(mu_);
+  // Has what is being filled with rows of a kind, if anything, written.
+  void Submit(std::size_t kind) TERRACE_REQUIRES(mu_);
+  // Both kinds, as one write where one buffer takes them: two would be small files.
+  void SubmitAll() TERRACE_REQUIRES(mu_);
+  // Brings the rows that are being filled in of a kind to those of the other.
+  void Join(std::size_t kind) TERRACE_REQUIRES(mu_);
   // Writes the oldest submitted buffer, mu_ released meanwhile. REQUIRES: there is one, no failure,
   // nobody writes, and there are no threads.
   void WriteOldest() TERRACE_REQUIRES(mu_);
@@ -145,7 +170,7 @@ class WriteBack {
   std::size_t staged_ TERRACE_GUARDED_BY(mu_) = 0;           // So many of them, from the oldest on.
   std::uint64_t failed_publishes_ TERRACE_GUARDED_BY(mu_) = 0;
   std::vector<std::uint32_t> idle_ TERRACE_GUARDED_BY(mu_);
-  std::int64_t filling_ TERRACE_GUARDED_BY(mu_) = -1;
+  std::array<std::int64_t, kKinds> filling_ TERRACE_GUARDED_BY(mu_) = {-1, -1};  // -1: none.
   std::uint64_t submitted_ TERRACE_GUARDED_BY(mu_) = 0;  // Sequence numbers.
   std::uint64_t written_sequence_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t unwritten_rows_ TERRACE_GUARDED_BY(mu_) = 0;

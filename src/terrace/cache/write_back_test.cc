@@ -1,12 +1,15 @@
 // WriteBack with its threads: the halves of writes overlap, and either fails.
 #include "terrace/cache/write_back.h"
 
+#include <map>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "terrace/base/rng.h"
 #include "terrace/base/thread.h"
 #include "terrace/cache/testing/cache_fixture.h"
 #include "terrace/cache/testing/fake_store.h"
@@ -28,7 +31,7 @@ TEST(WriteBack, AWriteStagedBehindAFailedOneIsWrittenAgain) {
   WriteBack& write_back = **made;
   const auto append = [&](Key key, const Row& row, bool stored = false) {
     WriteBack::AppendScope appends(&write_back);
-    appends.Append(key, row.data(), stored);
+    appends.Append(key, row.data(), {.stored = stored});
   };
   store.HoldPublishes();
   for (Key key = 0; key < 10; ++key) append(key, TrainedRow(key, 1));
@@ -68,8 +71,7 @@ TEST(WriteBack, AWriteThatFailsBehindOneInFlightLeavesThatAlone) {
   WriteBack& write_back = **made;
   const auto append = [&](Key first) {
     WriteBack::AppendScope appends(&write_back);
-    for (Key key = first; key < first + 10; ++key)
-      appends.Append(key, InitialRow(key).data(), /*stored=*/false);
+    for (Key key = first; key < first + 10; ++key) appends.Append(key, InitialRow(key).data(), {});
   };
   store.HoldPublishes();
   append(0);
@@ -94,8 +96,7 @@ TEST(WriteBack, WhatIsStagedAtTheEndIsDropped) {
     store.HoldPublishes();
     {
       WriteBack::AppendScope appends(made->get());
-      for (Key key = 0; key < 20; ++key)
-        appends.Append(key, InitialRow(key).data(), /*stored=*/false);
+      for (Key key = 0; key < 20; ++key) appends.Append(key, InitialRow(key).data(), {});
     }
     while (store.staged() < 2) std::this_thread::yield();
     Thread release("release", ThreadPriority::kNormal, [&] { store.LetGo(); });
@@ -120,8 +121,7 @@ TEST(WriteBack, OneShardOfSeveralFails) {
     stores[3]->FailAt(0);
     {
       WriteBack::AppendScope appends(made->get());
-      for (Key key = 0; key < 150; ++key)
-        appends.Append(key, TrainedRow(key, 1).data(), /*stored=*/false);
+      for (Key key = 0; key < 150; ++key) appends.Append(key, TrainedRow(key, 1).data(), {});
     }
     const Status failed = (*made)->Flush();
     EXPECT_NE(failed.message().find("shard 3"), std::string::npos) << failed.ToString();
@@ -135,6 +135,126 @@ TEST(WriteBack, OneShardOfSeveralFails) {
     EXPECT_EQ(rows, 150u);
     for (Key key = 0; key < 150; ++key) {
       EXPECT_EQ(stores[ShardOfHash(MixKey(key), 5)]->Get(key), TrainedRow(key, 1));
+    }
+  }
+}
+
+// Keys of every third row are hot.
+WrittenRow Third(Key key) { return {.hot = key % 3 == 0}; }
+
+TEST(WriteBack, HotRowsAndTheOthersHaveWritesOfTheirOwn) {
+  for (const bool background : {false, true}) {
+    FakeStore store(kRowBytes);
+    auto made = WriteBack::Create(
+        {.row_bytes = kRowBytes, .buffer_rows = 10, .background = background, .hot_apart = true},
+        {&store});
+    ASSERT_TRUE(made.ok());
+    for (Key key = 0; key < 100; ++key) {
+      ASSERT_TRUE((*made)->MakeRoom(1, false).ok());
+      WriteBack::AppendScope appends(made->get());
+      appends.Append(key, TrainedRow(key, 1).data(), Third(key));
+    }
+    ASSERT_TRUE((*made)->Flush().ok());
+    EXPECT_EQ(store.size(), 100u);
+    for (Key key = 0; key < 100; ++key) EXPECT_EQ(store.Get(key), TrainedRow(key, 1)) << key;
+    const auto writes = store.write_keys();
+    EXPECT_EQ(writes.size(), 10u) << "34 and 66: three and six full ones, and the rests in one";
+    for (std::size_t write = 0; write + 1 < writes.size(); ++write) {
+      for (const Key key : writes[write]) EXPECT_EQ(key % 3 == 0, writes[write][0] % 3 == 0);
+    }
+  }
+}
+
+// Two small files would take the place of one; what does not fit into one buffer is no small file.
+TEST(WriteBack, RestsAreOneWriteWhereTheyFit) {
+  const std::vector<std::pair<Key, std::vector<std::size_t>>> cases = {
+      {1, {1}}, {7, {7}}, {10, {10}}, {15, {15}}, {18, {12, 6}}, {20, {13, 7}}};
+  for (const auto& [rows, sizes] : cases) {
+    FakeStore store(kRowBytes);
+    auto made =
+        WriteBack::Create({.row_bytes = kRowBytes, .buffer_rows = 15, .hot_apart = true}, {&store});
+    ASSERT_TRUE(made.ok());
+    std::vector<Row> read(rows, Row(kRowBytes));
+    {
+      WriteBack::AppendScope appends(made->get());
+      for (Key key = 0; key < rows; ++key)
+        appends.Append(key, TrainedRow(key, 1).data(), Third(key));
+    }
+    store.HoldPublishes();
+    Thread flusher("flusher", ThreadPriority::kNormal, [&] { EXPECT_TRUE((*made)->Flush().ok()); });
+    store.WaitForHeldPublish();
+    // What was brought to the other buffer is found there.
+    for (Key key = 0; key < rows; ++key) {
+      std::byte* place = read[key].data();
+      std::uint8_t found = 0;
+      EXPECT_EQ((*made)->Copy({&key, 1}, {&place, 1}, {&found, 1}), 1u);
+      EXPECT_EQ(read[key], TrainedRow(key, 1)) << key;
+    }
+    store.LetGo();
+    flusher.Join();
+    EXPECT_EQ(store.write_sizes(), sizes);
+    EXPECT_EQ(store.size(), rows);
+    EXPECT_EQ((*made)->unwritten_rows(), 0u);
+  }
+}
+
+TEST(WriteBack, ANewerVersionOfTheOtherKindTakesTheOldersPlace) {
+  FakeStore store(kRowBytes);
+  auto made =
+      WriteBack::Create({.row_bytes = kRowBytes, .buffer_rows = 10, .hot_apart = true}, {&store});
+  ASSERT_TRUE(made.ok());
+  {
+    WriteBack::AppendScope appends(made->get());
+    appends.Append(1, TrainedRow(1, 1).data(), {.hot = false});
+    appends.Append(2, TrainedRow(2, 1).data(), {.hot = true});
+    appends.Append(1, TrainedRow(1, 2).data(), {.stored = true, .hot = true});
+    appends.Append(2, TrainedRow(2, 2).data(), {.stored = true, .hot = false});
+  }
+  EXPECT_EQ((*made)->unwritten_rows(), 2u);
+  ASSERT_TRUE((*made)->Flush().ok());
+  EXPECT_EQ(store.write_sizes(), (std::vector<std::size_t>{2}));
+  for (const Key key : {1, 2}) EXPECT_EQ(store.Get(key), TrainedRow(key, 2));
+}
+
+// Appends as many rows as there is room for, of whatever kinds, beside failures of the store.
+TEST(WriteBack, RoomIsForRowsOfAnyKind) {
+  for (const bool background : {false, true}) {
+    for (const std::uint32_t buffer_rows : {1, 2, 3, 10}) {
+      SCOPED_TRACE(testing::Message() << "background " << background << " rows " << buffer_rows);
+      FakeStore store(kRowBytes);
+      auto made = WriteBack::Create({.row_bytes = kRowBytes,
+                                     .buffer_rows = buffer_rows,
+                                     .background = background,
+                                     .hot_apart = true},
+                                    {&store});
+      ASSERT_TRUE(made.ok());
+      WriteBack& write_back = **made;
+      Rng rng(buffer_rows);
+      std::map<Key, int> versions;
+      for (int round = 0; round < 2000; ++round) {
+        if (rng.Below(50) == 0) store.FailAt(static_cast<std::int64_t>(rng.Below(3)));
+        if (rng.Below(20) == 0 || !write_back.status().ok()) {
+          while (!write_back.Flush().ok()) continue;
+          ASSERT_EQ(write_back.unwritten_rows(), 0u);
+          for (const auto& [key, version] : versions) {
+            ASSERT_EQ(store.Get(key), TrainedRow(key, version)) << key;
+          }
+        }
+        const std::size_t wanted = 1 + rng.Below(buffer_rows);
+        if (!write_back.MakeRoom(wanted, false).ok()) continue;
+        const std::uint64_t hot_of = 1 + rng.Below(3);
+        WriteBack::AppendScope appends(&write_back);
+        const std::size_t room = appends.room();
+        ASSERT_GE(room, wanted);
+        for (std::size_t i = 0; i < room; ++i) {
+          const Key key = rng.Below(200);
+          const int version = ++versions[key];
+          appends.Append(key, TrainedRow(key, version).data(),
+                         {.stored = version > 1, .hot = rng.Below(hot_of) == 0});
+        }
+      }
+      ASSERT_TRUE(write_back.Flush().ok() || write_back.Flush().ok());
+      EXPECT_EQ(store.size(), versions.size());
     }
   }
 }

@@ -58,6 +58,8 @@ class GroupStore final : public Store {
   StoreStats stats() const override;
   std::uint64_t index_bytes() const override;
   std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t writes) const override;
+  // A block has rows of either kind.
+  std::uint64_t LeastFileRows() const override { return ~std::uint64_t{0}; }
   Status background_status() const override { return inner_->background_status(); }
 
  private:

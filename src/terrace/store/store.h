@@ -256,6 +256,9 @@ class Store {
   virtual std::uint64_t index_bytes() const = 0;  // As in stats(), cheap.
   // On disk, of rows that so many writes bring, at most.
   virtual std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t writes) const = 0;
+  // Rows that a write has to bring lest its files be small ones, which compaction merges with
+  // others soon. ~0: what a write brings is not what its files hold, or nothing is written.
+  virtual std::uint64_t LeastFileRows() const = 0;
   // First error of the background thread, if any: the run stops with it.
   virtual Status background_status() const = 0;
 };

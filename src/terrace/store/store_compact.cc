@@ -20,11 +20,11 @@ constexpr std::size_t kMostSmallFiles = 16;
 // An input of a merge needs this much of the buffer, or its reads are too small for the disk.
 constexpr std::uint64_t kLeastInputBytes = 64 << 10;
 
-bool IsSmall(const StoredFile& file, std::uint64_t rows_per_file) {
-  return file.info.rows * 4 < rows_per_file;
-}
-
 }  // namespace
+
+std::uint64_t StoreImpl::LeastFileRows() const {
+  return options_.read_only ? ~std::uint64_t{0} : (rows_per_file_ + 3) / 4;
+}
 
 // One input: its records in order, and of those in memory which are the newest of their key.
 struct StoreImpl::MergeSource {
@@ -110,7 +110,7 @@ std::vector<FilePtr> StoreImpl::DueFiles(bool freeing_only) const {
     if (rule_.IsWorth(use)) {
       worth.emplace_back(rule_.Rank(use, sequence_ - file->info.max_sequence + 1), file);
     }
-    if (IsSmall(*file, rows_per_file_)) small.push_back(file);
+    if (file->info.rows < LeastFileRows()) small.push_back(file);
   }
   std::vector<FilePtr> due;
   // For space at once, what the policy would leave for later too.

@@ -92,6 +92,7 @@ class StoreImpl final : public Store {
   StoreStats stats() const override;
   std::uint64_t index_bytes() const override;
   std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t writes) const override;
+  std::uint64_t LeastFileRows() const override;
   Status background_status() const override;
 
   // Of blocks. What follows is as Store says of its verbs.

@@ -97,12 +97,13 @@ Status FakeStore::Publish(std::unique_ptr<StagedRows> handle) {
   TERRACE_CHECK(publish_number_ < staged->number);
   if (fail_publishes_) return IoError("publish fails as the test wants");
   publish_number_ = staged->number;
+  std::vector<Key>& keys = write_keys_.emplace_back();
   for (std::size_t i = 0; i < staged->rows.size(); ++i) {
     const auto& [key, row] = staged->rows[i];
+    keys.push_back(key);
     TERRACE_CHECK(staged->stored[i] == (rows_.contains(key) ? 1 : 0));
     rows_[key] = row;
   }
-  write_sizes_.push_back(staged->rows.size());
   return OkStatus();
 }
 
@@ -199,9 +200,15 @@ std::uint64_t FakeStore::calls() const {
   MutexLock lock(&mu_);
   return calls_;
 }
-std::vector<std::size_t> FakeStore::write_sizes() const {
+std::vector<std::vector<Key>> FakeStore::write_keys() const {
   MutexLock lock(&mu_);
-  return write_sizes_;
+  return write_keys_;
+}
+
+std::vector<std::size_t> FakeStore::write_sizes() const {
+  std::vector<std::size_t> sizes;
+  for (const std::vector<Key>& keys : write_keys()) sizes.push_back(keys.size());
+  return sizes;
 }
 
 }  // namespace terrace

@@ -41,6 +41,7 @@ class FakeStore final : public Store {
   std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t writes) const override {
     return rows * (row_bytes_ + 64) + writes * 16384;
   }
+  std::uint64_t LeastFileRows() const override { return 1; }
   Status background_status() const override { return OkStatus(); }
 
   // The n-th Read, Write or Stage from now (0: the next) fails with kIo, and changes nothing;
@@ -65,7 +66,9 @@ class FakeStore final : public Store {
   std::vector<std::byte> Get(Key key) const;
   std::size_t size() const;
   std::uint64_t calls() const;
-  std::vector<std::size_t> write_sizes() const;  // Rows of each Write that succeeded.
+  // Of each Write that succeeded.
+  std::vector<std::vector<Key>> write_keys() const;
+  std::vector<std::size_t> write_sizes() const;  // Rows.
 
  private:
   class Staged;
@@ -76,7 +79,7 @@ class FakeStore final : public Store {
   mutable Mutex mu_;
   CondVar changed_;
   std::unordered_map<Key, std::vector<std::byte>> rows_ TERRACE_GUARDED_BY(mu_);
-  std::vector<std::size_t> write_sizes_ TERRACE_GUARDED_BY(mu_);
+  std::vector<std::vector<Key>> write_keys_ TERRACE_GUARDED_BY(mu_);
   std::uint64_t calls_ TERRACE_GUARDED_BY(mu_) = 0;
   std::int64_t fail_at_ TERRACE_GUARDED_BY(mu_) = -1;
   bool fail_writes_ TERRACE_GUARDED_BY(mu_) = false;

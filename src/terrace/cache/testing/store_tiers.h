@@ -37,6 +37,10 @@ class StoreTiers {
     store_options_.expiry = expiry;
   }
 
+  // Of what Open makes next.
+  RowCacheOptions* cache_options() { return &cache_options_; }
+  StoreOptions* store_options() { return &store_options_; }
+
   // As the last checkpoint left them; what came after it is lost.
   Status Open() {
     cache_.reset();
