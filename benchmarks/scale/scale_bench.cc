@@ -4,7 +4,7 @@
 // that is pulled is checked. A step that does not fit is not begun, and the reason is said.
 //
 //   scale_bench [--tiny] [--folder F] [--budget-mib N] [--first N] [--most N] [--row-bytes N]
-//               [--batch N] [--batches N] [--shards N] [--seed N]
+//               [--batch N] [--batches N] [--shards N] [--read-threads N] [--seed N]
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -45,6 +45,7 @@ struct Settings {
   std::size_t batch = 200'000;
   std::uint64_t batches = 30;  // Of each kind; the first third is not measured.
   std::uint64_t shards = 1;
+  std::uint64_t read_threads = 1;  // Of a shard; a restart has no others.
   std::uint64_t seed = 1;
 };
 
@@ -175,6 +176,7 @@ Status Scale::Open() {
     options.shard = static_cast<std::uint32_t>(shard);
     options.row_bytes = settings_.row_bytes;
     options.io_buffer_bytes = kIoBufferBytes;
+    options.read_threads = static_cast<int>(settings_.read_threads);
     options.merge_gap_bytes = cost_.MergeGapBytes();
     if (commits_ == 0) {
       TERRACE_ASSIGN_OR_RETURN(auto store, Store::Create(fs_, Clock::Real(), &quota_, options));
@@ -448,14 +450,15 @@ int main(int argc, char** argv) {
   flags.Add("batch", &settings.batch);
   flags.Add("batches", &settings.batches);
   flags.Add("shards", &settings.shards);
+  flags.Add("read-threads", &settings.read_threads);
   flags.Add("seed", &settings.seed);
   if (!flags.Parse(argc, argv)) return 2;
   if (settings.first < 1000 || settings.most < settings.first || settings.batch == 0 ||
       settings.batch > settings.first || settings.batches < 3 || settings.shards == 0 ||
-      settings.row_bytes < terrace::kLeastRowBytes) {
+      settings.read_threads == 0 || settings.row_bytes < terrace::kLeastRowBytes) {
     std::fprintf(stderr,
                  "scale_bench: at least 1000 rows of 16 bytes, 3 batches of at most as many rows, "
-                 "and a shard\n");
+                 "a shard and a thread\n");
     return 2;
   }
   const terrace::Status status = terrace::RunAll(settings);

@@ -76,8 +76,8 @@ Result<std::unique_ptr<KeyRounds>> KeyRounds::Create(ReadQueue* queue,
   std::unique_ptr<KeyRounds> rounds(new KeyRounds(queue, sections, grain));
   std::uint64_t all = 0;
   for (const KeySection& section : sections) all += BlocksFor(section.entries);
-  const std::uint64_t blocks = std::min(
-      all + 2 * sections.size(), std::max<std::uint64_t>(sections.size(), bytes / 2 / kBlockBytes));
+  const std::uint64_t blocks =
+      std::min(all, std::max<std::uint64_t>(2 * sections.size(), bytes / 2 / kBlockBytes));
   for (Buffer& buffer : rounds->buffers_) {
     TERRACE_ASSIGN_OR_RETURN(buffer.memory, HugeBuffer::Allocate(blocks * kBlockBytes));
   }
@@ -97,40 +97,42 @@ Status KeyRounds::OutOfOrder(std::size_t source, std::uint64_t i) const {
 
 std::vector<std::uint64_t> KeyRounds::PlanBlocks(
     const std::vector<std::uint64_t>& kept_blocks) const {
-  // What must be read for the next round to bring something, and how many entries a section has
-  // from one hash to the next if they go on evenly.
-  std::vector<std::uint64_t> least(sections_.size()), unread(sections_.size());
-  std::vector<double> at(sections_.size()), density(sections_.size());
-  std::uint64_t taken = 0, partial = 0;
-  double sum = 0, weighted = 0;
+  // Where a section has come to, of all hashes; the blocks it has in all of them if it goes on
+  // evenly; and what must be read for the next round to bring something.
+  struct Plan {
+    double at = 0, density = 0;
+    std::uint64_t least = 0, most = 0;
+    std::uint64_t To(double target) const {
+      const double wanted = std::ceil(std::clamp((target - at) * density, 0.0, 0x1p32));
+      return std::clamp(static_cast<std::uint64_t>(wanted), least, most);
+    }
+  };
+  std::vector<Plan> plans(sections_.size());
+  std::uint64_t free = next_->memory.size() / kBlockBytes;
   for (std::size_t s = 0; s < sections_.size(); ++s) {
     const Piece& piece = now_->pieces[s];
-    unread[s] = sections_[s].entries - piece.end;
-    taken += kept_blocks[s];
-    if (unread[s] == 0) continue;
-    least[s] = kept_blocks[s] == 0 ? 1 : 0;
-    taken += least[s];
-    ++partial;
-    at[s] = piece.end == 0 ? 0 : std::ldexp(static_cast<double>(piece.HashAt(piece.end - 1)), -64);
-    density[s] = static_cast<double>(unread[s]) / std::max(1 - at[s], 0x1p-53);
-    sum += density[s];
-    weighted += density[s] * at[s];
+    Plan& plan = plans[s];
+    free -= kept_blocks[s];
+    if (piece.end == sections_[s].entries) continue;
+    plan.most = BlocksFor(sections_[s].entries - piece.end);
+    plan.least = kept_blocks[s] == 0 ? 1 : 0;
+    if (piece.end > 0) plan.at = std::ldexp(static_cast<double>(piece.HashAt(piece.end - 1)), -64);
+    plan.density = static_cast<double>(plan.most) / std::max(1 - plan.at, 0x1p-53);
   }
-  const std::uint64_t capacity = next_->memory.size() / kBlockBytes;
-  TERRACE_CHECK(taken <= capacity);
-  std::uint64_t spare = capacity - taken;
-  // Each section's last block is half empty.
-  const double entries =
-      static_cast<double>((spare > partial / 2 ? spare - partial / 2 : 0) * kBlockEntries);
-  const double target = sum > 0 ? (weighted + entries) / sum : 0;
-  std::vector<std::uint64_t> blocks(sections_.size());
-  for (std::size_t s = 0; s < sections_.size(); ++s) {
-    const double wanted = std::clamp((target - at[s]) * density[s], 0.0, 0x1p32);
-    const std::uint64_t more =
-        std::min(BlocksFor(unread[s]), BlocksFor(static_cast<std::uint64_t>(wanted)));
-    blocks[s] = least[s] + std::min(spare, std::max(more, least[s]) - least[s]);
-    spare -= blocks[s] - least[s];
+  // As far as the buffer allows, and all of them as far: the one that comes least far ends a round.
+  const auto blocks_to = [&](double target) {
+    std::uint64_t blocks = 0;
+    for (const Plan& plan : plans) blocks += plan.To(target);
+    return blocks;
+  };
+  constexpr int kSteps = 32;  // Finer than a block of the longest section.
+  double target = blocks_to(1) <= free ? 1 : 0;
+  for (double step = 0.5; target < 1 && step > std::ldexp(1.0, -kSteps); step /= 2) {
+    if (blocks_to(target + step) <= free) target += step;
   }
+  TERRACE_CHECK(blocks_to(target) <= free);
+  std::vector<std::uint64_t> blocks;
+  for (const Plan& plan : plans) blocks.push_back(plan.To(target));
   return blocks;
 }
 

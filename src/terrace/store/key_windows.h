@@ -47,9 +47,9 @@ struct KeyVersion {
 
 class KeyRounds {
  public:
-  // `bytes`: of all buffers together; more than one block a section and round is taken where it is
-  // less. A round ends where a multiple of `grain` hashes does, a power of two, unless less than
-  // that is in memory. Borrows the queue, which nobody else uses meanwhile.
+  // `bytes`: of both buffers together; four blocks a section where that is more. A round ends where
+  // a multiple of `grain` hashes does, a power of two, unless less than that is in memory. Borrows
+  // the queue, which nobody else uses meanwhile.
   static Result<std::unique_ptr<KeyRounds>> Create(ReadQueue* queue,
                                                    std::span<const KeySection> sections,
                                                    std::uint64_t bytes, std::uint64_t grain);
@@ -100,7 +100,7 @@ class KeyRounds {
   KeyRounds(ReadQueue* queue, std::span<const KeySection> sections, std::uint64_t grain);
   // Starts to read what follows a round's end, behind what was read too far.
   void StartNext();
-  // Blocks that the next round is to bring of each section, by how far its hashes have come.
+  // Blocks that the next round is to bring of each section, so that all of them come as far.
   std::vector<std::uint64_t> PlanBlocks(const std::vector<std::uint64_t>& kept_blocks) const;
   Status Await();
   Result<std::uint64_t> FindLast() const;

@@ -211,6 +211,24 @@ TEST(KeyWindows, RoundsEndWithGrains) {
   EXPECT_LE(walked.rounds, blocks / (kBuffer - 2 * sections.size()) + 2);
 }
 
+// Hundreds of sections and buffers of two blocks for each: a round brings some of all.
+TEST(KeyWindows, ManySectionsInSmallBuffers) {
+  constexpr std::uint64_t kSections = 300, kCount = 5'000;
+  Rng rng(1);
+  Sections sections;
+  for (std::uint64_t s = 0; s < kSections; ++s) {
+    std::vector<std::uint64_t> hashes(kCount);
+    for (std::uint64_t& hash : hashes) hash = rng.Next();
+    std::sort(hashes.begin(), hashes.end());
+    sections.Add(hashes);
+  }
+  const Sections::Walked walked = sections.Walk(0, kGrain, 1);
+  ASSERT_TRUE(walked.status.ok()) << walked.status.ToString();
+  EXPECT_EQ(walked.versions.size(), kSections * kCount);
+  EXPECT_EQ(walked.bytes, sections.bytes());
+  EXPECT_LE(walked.rounds, 2 * kCount * sizeof(KeyEntry) / kBlockBytes);
+}
+
 TEST(KeyWindows, SectionsThatAreNotSorted) {
   constexpr std::uint64_t kCount = 3'000;  // Several buffers.
   for (std::uint64_t bad = 1; bad < kCount; bad += bad < 600 ? 1 : 101) {

@@ -170,7 +170,7 @@ Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock,
     entry.directory = run->ResolveDirectory(manifest->directory);
   }
   TERRACE_RETURN_IF_ERROR(stores->FindDisks(fs, clock, quota, job, options));
-  // The key sections of each are read and put into its index by one thread.
+  // Each builds its index on its threads for reading.
   const auto open = [&](Entry* entry) -> Status {
     std::vector<ManifestReference> references;
     for (const Checkpoint& other : kept) {
