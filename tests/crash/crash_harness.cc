@@ -4,13 +4,13 @@
 //
 //   crash_harness --folder EMPTY --points FILE [--rounds N] [--seed S] [--index key|group]
 //
-// A worker resumes the run, checks and changes rows, flushes, takes checkpoints, drops old ones,
-// compacts, opens the run again and at times deletes it. What it is about to commit, it writes to
-// the expected state first; what it has committed, afterwards. The checker allows what lies between
-// the two and nothing else: every checkpoint that was committed and not dropped is there, each that
-// is there has exactly the rows that it should have, and every byte of it is as it was written.
-// Every sync point in FILE (a name a line) must have killed a worker at least once, or the harness
-// fails.
+// A worker resumes the run, checks, changes and erases rows, of which some expire, flushes, takes
+// checkpoints, drops old ones, compacts, opens the run again and at times deletes it. What it is
+// about to commit, it writes to the expected state first; what it has committed, afterwards. The
+// checker allows what lies between the two and nothing else: every checkpoint that was committed
+// and not dropped is there, each that is there has exactly the rows that it should have, and every
+// byte of it is as it was written. Every sync point in FILE (a name a line) must have killed a
+// worker at least once, or the harness fails.
 //
 // The parent has one thread and does nothing but fork, wait and kill.
 #include <fcntl.h>

@@ -12,29 +12,77 @@ namespace terrace {
 namespace {
 
 constexpr std::uint64_t kKeys = 12'000;
-constexpr std::uint64_t kHotKeys = 1'500;  // Half of the work is on these.
-constexpr std::size_t kMostRows = 400;     // Of one step.
-constexpr std::size_t kKeep = 2;           // Checkpoints.
+constexpr std::uint64_t kHotKeys = 1'500;       // Half of the work is on these.
+constexpr std::size_t kMostRows = 400;          // Of one step.
+constexpr std::size_t kKeep = 2;                // Checkpoints.
+constexpr std::uint64_t kExamplesAPoint = 800;  // At which rows expire.
+// A generation ends in the point at which its row expires.
+constexpr int kPointBits = 24;
+constexpr std::uint64_t kNeverExpires = (std::uint64_t{1} << kPointBits) - 1;
+constexpr int kMostReclaims = 12;  // Compactions until space has come back.
 constexpr std::uint64_t kIoBufferBytes = std::uint64_t{256} << 10;
 
 Key KeyAt(std::uint64_t i) { return MixKey(i * 77 + 5); }
 
+std::uint64_t PointOf(std::uint64_t generation) { return generation & kNeverExpires; }
+bool HasExpired(std::uint64_t generation, std::uint64_t points) {
+  return PointOf(generation) <= points;
+}
+std::uint64_t GenerationIn(const std::byte* row) {
+  std::uint64_t generation;
+  std::memcpy(&generation, row, sizeof generation);
+  return generation;
+}
+
 // The only bytes that a key may have at that generation; 0: as it is created.
 void FillRow(Key key, std::uint64_t generation, std::span<std::byte> row) {
+  std::memcpy(row.data(), &generation, sizeof generation);
   const std::uint64_t seed = HashCombine(key, generation);
-  for (std::size_t i = 0; i < row.size(); i += sizeof(std::uint64_t)) {
+  for (std::size_t i = sizeof generation; i < row.size(); i += sizeof(std::uint64_t)) {
     const std::uint64_t word = HashCombine(seed, i);
     std::memcpy(row.data() + i, &word, sizeof word);
   }
 }
 
-Status CheckRow(Key key, std::uint64_t generation, const std::byte* row, std::size_t bytes) {
-  std::vector<std::byte> wanted(bytes);
+Status CheckBytes(Key key, std::uint64_t generation, std::span<const std::byte> row) {
+  std::vector<std::byte> wanted(row.size());
   FillRow(key, generation, wanted);
-  if (std::memcmp(row, wanted.data(), bytes) == 0) return OkStatus();
+  if (std::memcmp(row.data(), wanted.data(), row.size()) == 0) return OkStatus();
   return InternalError(
-      fmt::format("key {:#x} has other bytes than those of its generation {:#x}", key, generation));
+      fmt::format("key {:#x} has other bytes than those of its generation {:#x}; as if of {:#x}",
+                  key, generation, GenerationIn(row.data())));
 }
+
+bool IsAlive(const Generations& rows, Key key, std::uint64_t points) {
+  const auto found = rows.find(key);
+  return found != rows.end() && !HasExpired(found->second, points);
+}
+
+// The row that is found for a key: the newest, or, of a key whose row has expired, any of its rows
+// that has expired as well.
+Status CheckRow(const Generations& rows, Key key, std::uint64_t points,
+                std::span<const std::byte> row) {
+  const auto found = rows.find(key);
+  if (found == rows.end()) {
+    return InternalError(fmt::format("key {:#x} was erased, or never committed", key));
+  }
+  if (!HasExpired(found->second, points)) return CheckBytes(key, found->second, row);
+  const std::uint64_t generation = GenerationIn(row.data());
+  if (!HasExpired(generation, points)) {
+    return InternalError(
+        fmt::format("key {:#x} has expired, but its generation {:#x} is there", key, generation));
+  }
+  return CheckBytes(key, generation, row);
+}
+
+// Whoever erases rows holds them meanwhile: no sweep takes them first.
+class AllHeld final : public RowHolder {
+ public:
+  void WithHeld(std::span<const Key> keys,
+                const std::function<void(std::span<const std::uint8_t>)>& drop) override {
+    drop(std::vector<std::uint8_t>(keys.size(), 1));
+  }
+};
 
 DenseState DenseOf(std::uint64_t id, std::uint64_t examples) {
   DenseState state;
@@ -47,7 +95,11 @@ DenseState DenseOf(std::uint64_t id, std::uint64_t examples) {
 // The rows of a checkpoint are those of the snapshot, and no others.
 Status CheckRows(FileSystem* fs, RunFolder* run, const Checkpoint& checkpoint,
                  const Snapshot& snapshot) {
-  std::uint64_t rows = 0;
+  const std::uint64_t points = snapshot.examples / kExamplesAPoint;
+  std::uint64_t rows = 0, wanted = 0;
+  for (const auto& [key, generation] : snapshot.rows) {
+    wanted += HasExpired(generation, points) ? 0 : 1;
+  }
   for (const Checkpoint::StoreManifest& named : checkpoint.stores) {
     StoreOptions options;
     options.directory = run->ResolveDirectory(named.directory);
@@ -61,17 +113,12 @@ Status CheckRows(FileSystem* fs, RunFolder* run, const Checkpoint& checkpoint,
                              Store::Open(fs, Clock::Real(), nullptr, options, named.manifest, {}));
     TERRACE_RETURN_IF_ERROR(
         store->ForEachRow(std::uint64_t{4} << 20, [&](const RowView& view) -> Status {
-          const auto found = snapshot.rows.find(view.key);
-          if (found == snapshot.rows.end()) {
-            return InternalError(fmt::format("key {:#x} was not committed", view.key));
-          }
-          ++rows;
-          return CheckRow(view.key, found->second, view.row.data(), view.row.size());
+          rows += IsAlive(snapshot.rows, view.key, points) ? 1 : 0;
+          return CheckRow(snapshot.rows, view.key, points, view.row);
         }));
   }
-  if (rows == snapshot.rows.size()) return OkStatus();
-  return InternalError(
-      fmt::format("{} rows are there, {} were committed", rows, snapshot.rows.size()));
+  if (rows == wanted) return OkStatus();
+  return InternalError(fmt::format("{} rows are there, {} were committed", rows, wanted));
 }
 
 Status CheckCheckpoint(FileSystem* fs, RunFolder* run, const CheckpointScrub& there,
@@ -87,6 +134,15 @@ Status CheckCheckpoint(FileSystem* fs, RunFolder* run, const CheckpointScrub& th
 }
 
 }  // namespace
+
+bool WorkerExpiry::SetExamples(std::uint64_t examples) {
+  const std::uint64_t points = examples / kExamplesAPoint;
+  return points_.exchange(points, std::memory_order_relaxed) != points;
+}
+
+bool WorkerExpiry::MayGo(const std::byte* row) const {
+  return HasExpired(GenerationIn(row), points());
+}
 
 void Expected::Apply(Note note, Snapshot snapshot) {
   switch (note) {
@@ -147,11 +203,13 @@ Status Worker::Work(bool anew) {
 
 Status Worker::Operation() {
   const std::uint64_t choice = rng_.Below(100);
-  if (choice < 60) return Step();
-  if (choice < 72) return Peek();
-  if (choice < 84) return TakeCheckpoint();
-  if (choice < 89) return Compact();
-  if (choice < 95) return cache_->WriteAhead(rng_.Below(2000));
+  if (choice < 56) return Step();
+  if (choice < 68) return Peek();
+  if (choice < 80) return TakeCheckpoint();
+  if (choice < 85) return Compact();
+  if (choice < 90) return cache_->WriteAhead(rng_.Below(2000));
+  if (choice < 94) return Erase(RandomKeys());
+  if (choice < 96) return Reclaim();
   if (choice < 99) return Open(RunFolder::Mode::kResume);
   return StartAnew();
 }
@@ -172,20 +230,19 @@ Status Worker::Open(RunFolder::Mode mode) {
   RunStores::Options options;
   options.io_buffer_bytes = kIoBufferBytes;
   options.background = options_.background;
+  options.expiry = {&expiry_};
   if (kept_.empty()) {
-    TERRACE_ASSIGN_OR_RETURN(stores_, RunStores::Create(fs_, Clock::Real(), quota_.get(),
-                                                        run_.get(), job_, plan_, options));
     rows_.clear();
     examples_ = 0;
+    expiry_.SetExamples(0);
+    TERRACE_ASSIGN_OR_RETURN(stores_, RunStores::Create(fs_, Clock::Real(), quota_.get(),
+                                                        run_.get(), job_, plan_, options));
   } else {
     std::vector<Checkpoint> checkpoints;
     for (const std::uint64_t id : kept_) {
       TERRACE_ASSIGN_OR_RETURN(Checkpoint checkpoint, run_->ReadCheckpoint(id));
       checkpoints.push_back(std::move(checkpoint));
     }
-    TERRACE_ASSIGN_OR_RETURN(
-        stores_, RunStores::Open(fs_, Clock::Real(), quota_.get(), run_.get(), job_, plan_, options,
-                                 checkpoints.back(), checkpoints));
     const Expected expected = expected_->Read();
     const auto found = expected.kept.find(kept_.back());
     if (found == expected.kept.end()) {
@@ -193,6 +250,10 @@ Status Worker::Open(RunFolder::Mode mode) {
     }
     rows_ = found->second.rows;
     examples_ = checkpoints.back().cursor.examples;
+    expiry_.SetExamples(examples_);
+    TERRACE_ASSIGN_OR_RETURN(
+        stores_, RunStores::Open(fs_, Clock::Real(), quota_.get(), run_.get(), job_, plan_, options,
+                                 checkpoints.back(), checkpoints));
   }
   return MakeCache();
 }
@@ -208,6 +269,7 @@ Status Worker::MakeCache() {
   options.create_row = [bytes = schema.row_bytes()](Key key, std::byte* row) {
     FillRow(key, 0, {row, bytes});
   };
+  options.expiry = &expiry_;
   TERRACE_ASSIGN_OR_RETURN(cache_, RowCache::Create(options, Clock::Real(), stores_->table(0)));
   return OkStatus();
 }
@@ -218,9 +280,11 @@ std::vector<Key> Worker::RandomKeys() {
   while (keys.size() < n) keys.insert(KeyAt(rng_.Below(rng_.Below(2) == 0 ? kHotKeys : kKeys)));
   return {keys.begin(), keys.end()};
 }
-std::uint64_t Worker::GenerationOf(Key key) const {
-  const auto found = rows_.find(key);
-  return found == rows_.end() ? 0 : found->second;
+
+std::uint64_t Worker::NewGeneration(Key key) {
+  const std::uint64_t life = MixKey(key) % 8;
+  const std::uint64_t point = life < 3 ? expiry_.points() + 1 + life : kNeverExpires;
+  return next_generation_++ << kPointBits | point;
 }
 
 Status Worker::Step() {
@@ -228,17 +292,22 @@ Status Worker::Step() {
   const std::vector<Key> keys = RandomKeys();
   TERRACE_ASSIGN_OR_RETURN(PinnedRows pinned, cache_->Pin(keys));
   for (std::size_t w = 0; w < keys.size(); ++w) {
-    TERRACE_RETURN_IF_ERROR(CheckRow(keys[w], GenerationOf(keys[w]), pinned.row(w), bytes));
+    const std::span<const std::byte> row(pinned.row(w), bytes);
+    const bool created =
+        GenerationIn(pinned.row(w)) == 0 && !IsAlive(rows_, keys[w], expiry_.points());
+    TERRACE_RETURN_IF_ERROR(created ? CheckBytes(keys[w], 0, row)
+                                    : CheckRow(rows_, keys[w], expiry_.points(), row));
   }
   // Some are only looked at.
   const std::size_t trained = rng_.Below(4) == 0 ? rng_.Below(keys.size()) : keys.size();
   for (std::size_t w = 0; w < trained; ++w) {
-    const std::uint64_t generation = next_generation_++;
+    const std::uint64_t generation = NewGeneration(keys[w]);
     FillRow(keys[w], generation, {pinned.row(w), bytes});
     rows_[keys[w]] = generation;
   }
   pinned.MarkDirty(0, trained);
   examples_ += trained;
+  if (expiry_.SetExamples(examples_)) stores_->WantSweep(0);
   return OkStatus();
 }
 
@@ -251,11 +320,11 @@ Status Worker::Peek() {
   std::vector<std::uint8_t> found(keys.size());
   TERRACE_RETURN_IF_ERROR(cache_->Peek(keys, rows, found));
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    if ((found[i] != 0) != rows_.contains(keys[i])) {
-      return InternalError(fmt::format("key {:#x} is {}", keys[i], found[i] ? "there" : "lost"));
+    if (found[i] == 0 && IsAlive(rows_, keys[i], expiry_.points())) {
+      return InternalError(fmt::format("key {:#x} is lost", keys[i]));
     }
     if (found[i] == 0) continue;
-    TERRACE_RETURN_IF_ERROR(CheckRow(keys[i], GenerationOf(keys[i]), rows[i], bytes));
+    TERRACE_RETURN_IF_ERROR(CheckRow(rows_, keys[i], expiry_.points(), {rows[i], bytes}));
   }
   return OkStatus();
 }
@@ -263,6 +332,59 @@ Status Worker::Peek() {
 Status Worker::Compact() {
   for (Store* store : stores_->table(0)) TERRACE_RETURN_IF_ERROR(store->CompactNow());
   return OkStatus();
+}
+
+Status Worker::Erase(const std::vector<Key>& keys) {
+  TERRACE_RETURN_IF_ERROR(cache_->FlushDirty());
+  cache_.reset();
+  const std::vector<Store*> stores = stores_->table(0);
+  std::vector<std::vector<Key>> by_shard(stores.size());
+  for (const Key key : keys) {
+    by_shard[ShardOfHash(MixKey(key), static_cast<std::uint32_t>(stores.size()))].push_back(key);
+    // Of an expired row a store may have forgotten all but an older version, which has expired too.
+    if (IsAlive(rows_, key, expiry_.points())) rows_.erase(key);
+  }
+  AllHeld held;
+  for (std::size_t shard = 0; shard < stores.size(); ++shard) {
+    stores[shard]->SetHolder(&held);
+    const Status status = stores[shard]->Erase(by_shard[shard]);
+    stores[shard]->SetHolder(nullptr);
+    TERRACE_RETURN_IF_ERROR(status);
+  }
+  return MakeCache();
+}
+
+Status Worker::Reclaim() {
+  const bool all = rng_.Below(2) == 0;
+  std::vector<Key> keys;
+  for (const auto& [key, generation] : rows_) {
+    if (all || HashCombine(key, examples_) % 8 != 0) keys.push_back(key);
+  }
+  TERRACE_RETURN_IF_ERROR(Erase(keys));
+  // Deletion records are looked at again when other files have gone, so that some work goes on.
+  StoreStats stats;
+  for (int time = 0; time < kMostReclaims; ++time) {
+    TERRACE_RETURN_IF_ERROR(Compact());
+    // No older checkpoint keeps a file.
+    for (std::size_t i = 0; i < kKeep; ++i) TERRACE_RETURN_IF_ERROR(TakeCheckpoint());
+    stats = stores_->stats();
+    if (stats.disk_bytes <= MostBytes(stats)) return OkStatus();
+    for (int step = 0; step < 4; ++step) TERRACE_RETURN_IF_ERROR(Step());
+  }
+  return InternalError(
+      fmt::format("{} rows were erased, {} bytes of rows are left, and {} bytes in {} files",
+                  keys.size(), stats.live_bytes, stats.disk_bytes, stats.files));
+}
+
+std::uint64_t Worker::MostBytes(const StoreStats& stats) const {
+  // Of a file's header, key section and footer, and what alignment adds.
+  constexpr std::uint64_t kFrameBytes = std::uint64_t{16} << 10;
+  const std::uint64_t shards = stores_->size();
+  return static_cast<std::uint64_t>(static_cast<double>(stats.live_bytes) /
+                                    (1 - job_.ssd.stale_share)) +
+         stats.files * kFrameBytes +
+         // What is too little to be worth a rewrite, and the manifests.
+         shards * (job_.ssd.file_bytes + kKeep * kFrameBytes);
 }
 
 Status Worker::TakeCheckpoint() {

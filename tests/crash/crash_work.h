@@ -4,6 +4,7 @@
 // between the two and nothing else. Threads: one, but for those of the cache and the stores.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -26,11 +27,25 @@ namespace terrace {
 
 using Generations = std::unordered_map<Key, std::uint64_t>;
 
-// What a checkpoint holds: of each row the generation, from which its bytes follow.
+// What a checkpoint holds: of each row the generation, from which its bytes follow. Rows that have
+// expired by then are among them, and may be there or not; erased ones are not.
 struct Snapshot {
   std::uint64_t id = 0;
   std::uint64_t examples = 0;
   Generations rows;
+};
+
+// Rows expire at points in the stream of examples; a row's generation says at which.
+class WorkerExpiry final : public RowExpiry {
+ public:
+  // Whether a point has passed.
+  bool SetExamples(std::uint64_t examples);
+  std::uint64_t points() const override { return points_.load(std::memory_order_relaxed); }
+  bool MayGo(const std::byte* row) const override;
+
+ private:
+  // Relaxed: fewer points only let fewer rows go.
+  std::atomic<std::uint64_t> points_{0};
 };
 
 enum class Note : std::uint64_t {
@@ -85,11 +100,18 @@ class Worker {
   Status Open(RunFolder::Mode mode);
   Status MakeCache();
   std::vector<Key> RandomKeys();
-  std::uint64_t GenerationOf(Key key) const;
+  // A generation that the key never had, of a row that expires later than all before it.
+  std::uint64_t NewGeneration(Key key);
   // Brings rows up, checks them, and changes them.
   Status Step();
   Status Peek();
   Status Compact();
+  // Between two lives of the cache, which would know of no erasure.
+  Status Erase(const std::vector<Key>& keys);
+  // Erases most rows, or all, and looks whether their space comes back.
+  Status Reclaim();
+  // On disk, of stores that have compacted all that is due.
+  std::uint64_t MostBytes(const StoreStats& stats) const;
   // In the order of the trainer.
   Status TakeCheckpoint();
   Status StartAnew();
@@ -102,8 +124,9 @@ class Worker {
   Rng rng_;
   std::uint64_t next_generation_;
   std::uint64_t examples_ = 0;
-  Generations rows_;  // As trained by now.
+  Generations rows_;  // As trained by now, expired ones among them.
   std::vector<std::uint64_t> kept_;
+  WorkerExpiry expiry_;
   std::unique_ptr<DiskQuota> quota_;
   std::unique_ptr<RunFolder> run_;
   std::unique_ptr<RunStores> stores_;

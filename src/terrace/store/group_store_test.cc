@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <deque>
@@ -353,6 +354,47 @@ TEST(GroupExpiry, RowsThatMayGoGoWithTheWritesThatFollow) {
   EXPECT_EQ(AllKeys(reopened->get()), std::set<Key>{keys[1]});
   TERRACE_ASSERT_OK(WriteKeyed(reopened->get(), keys, options.row_bytes));
   EXPECT_EQ(AllKeys(reopened->get()), std::set<Key>(keys.begin(), keys.end()));
+}
+
+// The blocks of a sweep come after those of the write that takes it along, in an order of their
+// own: the next write, staged before they are published, has to find both.
+TEST(GroupExpiry, WritesStagedBehindASweepAreMadeFromIt) {
+  MemoryFileSystem memory;
+  ExpiryByKey expiry;
+  StoreOptions options = StoreHarness::TinyGroupOptions();
+  options.expected_rows = 3000;
+  options.expiry = &expiry;
+  StoreHarness harness(&memory, kQuota, options);
+  TERRACE_ASSERT_OK(harness.Create());
+  Store* const store = harness.store();
+  std::vector<Key> keys = harness.KeysFrom(0, 3000);
+  std::sort(keys.begin(), keys.end(), [](Key a, Key b) { return MixKey(a) < MixKey(b); });
+  TERRACE_ASSERT_OK(WriteKeyed(store, keys, options.row_bytes));
+  expiry.gone = {keys[0], keys[1]};
+  expiry.Pass();
+  // Two neighbours of the last block, each in a write of its own, while the first block is swept.
+  std::vector<std::vector<std::byte>> rows;
+  std::vector<std::unique_ptr<StagedRows>> staged;
+  for (std::size_t i = 1; i <= 2; ++i) {
+    const Key key = keys[keys.size() - i];
+    rows.emplace_back(options.row_bytes, static_cast<std::byte>(i));
+    std::memcpy(rows.back().data(), &key, sizeof key);
+    const std::byte* row = rows.back().data();
+    auto write = store->Stage({&key, 1}, {&row, 1}, {});
+    TERRACE_ASSERT_OK(write);
+    staged.push_back(std::move(write).value());
+  }
+  for (auto& write : staged) TERRACE_ASSERT_OK(store->Publish(std::move(write)));
+  for (std::size_t i = 1; i <= 2; ++i) {
+    const Key key = keys[keys.size() - i];
+    std::vector<std::byte> row(options.row_bytes);
+    std::byte* const at = row.data();
+    std::uint8_t found = 0;
+    TERRACE_ASSERT_OK(store->Read({&key, 1}, {&at, 1}, {&found, 1}));
+    EXPECT_EQ(found, 1);
+    EXPECT_TRUE(row == rows[i - 1]) << "write " << i << " was lost";
+  }
+  EXPECT_FALSE(AllKeys(store).contains(keys[0]));
 }
 
 TEST(GroupStore, IsOpenedAsWhatItWasMade) {

@@ -16,7 +16,7 @@ namespace terrace {
 class GroupStore::Staged final : public StagedRows {
  public:
   struct Part {
-    std::uint64_t first, last;  // Starts.
+    std::uint64_t least, most;  // Starts; what a sweep adds comes in another order.
   };
 
   explicit Staged(GroupStore* store) : store_(store) {}
@@ -60,6 +60,7 @@ class GroupStore::BlockWriter {
       staged_->blocks.push_back(piece_start);
       if (p > 0) staged_->added.push_back(piece_start);
       if (begin == end) staged_->empty.push_back(piece_start);
+      starts_.push_back(piece_start);
       keys_.push_back(UnmixKey(piece_start));
       blocks_.push_back(block);
       stored_.push_back(p == 0 && old ? 1 : 0);
@@ -71,7 +72,9 @@ class GroupStore::BlockWriter {
     TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<StagedRows> rows,
                              inner_->Stage(keys_, blocks_, stored_));
     staged_->rows.push_back(std::move(rows));
-    staged_->parts.push_back({MixKey(keys_.front()), MixKey(keys_.back())});
+    const auto [least, most] = std::minmax_element(starts_.begin(), starts_.end());
+    staged_->parts.push_back({*least, *most});
+    starts_.clear();
     keys_.clear();
     blocks_.clear();
     stored_.clear();
@@ -84,7 +87,8 @@ class GroupStore::BlockWriter {
   const GroupLayout* const layout_;
   const std::span<std::byte> buffer_;
   Staged* const staged_;
-  std::vector<Key> keys_;
+  std::vector<std::uint64_t> starts_;
+  std::vector<Key> keys_;  // Of the starts.
   std::vector<const std::byte*> blocks_;
   std::vector<std::uint8_t> stored_;
 };
@@ -322,9 +326,9 @@ Status GroupStore::ReadPending(std::span<const std::uint64_t> starts,
       wanted.clear();
       blocks.clear();
       places.clear();
-      const auto [first, last] = staged->parts[p];
-      const auto begin = std::lower_bound(starts.begin(), starts.end(), first);
-      for (auto at = begin; at != starts.end() && *at <= last; ++at) {
+      const auto [least, most] = staged->parts[p];
+      const auto begin = std::lower_bound(starts.begin(), starts.end(), least);
+      for (auto at = begin; at != starts.end() && *at <= most; ++at) {
         const auto i = static_cast<std::size_t>(at - starts.begin());
         if (found[i] != 0) continue;
         wanted.push_back(*at);

@@ -222,7 +222,8 @@ class Store {
                                                     std::span<const std::byte* const> rows,
                                                     std::span<const std::uint8_t> stored) = 0;
   virtual Status Publish(std::unique_ptr<StagedRows> staged) = 0;
-  // Writes deletion records of the keys that are there, each of which costs a read.
+  // Writes deletion records of the keys that are there, each of which costs a read. REQUIRES: where
+  // rows expire, that the holder has the keys, so that no sweep takes them meanwhile.
   virtual Status Erase(std::span<const Key> keys) = 0;
 
   // Makes all that was written durable and publishes manifest `id` (greater than all before). The

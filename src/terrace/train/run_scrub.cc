@@ -38,6 +38,14 @@ class RunScrubber {
     if (!status.ok() && !IsDamage(status) && scrub_.refused.ok()) scrub_.refused = status;
   }
   std::string At(const char* name) const { return JoinPath(run_->path(), name); }
+  // Checkpoints and job.yaml mostly say the same.
+  Result<Job> Parse(const std::string& yaml, const std::string& name) {
+    if (!parsed_ || parsed_yaml_ != yaml) {
+      TERRACE_ASSIGN_OR_RETURN(parsed_, ParseJob(yaml, name, {}));
+      parsed_yaml_ = yaml;
+    }
+    return *parsed_;
+  }
   std::string CheckpointPath(std::uint64_t id) const {
     return At(fmt::format("checkpoints/checkpoint-{:08}", id).c_str());
   }
@@ -52,6 +60,8 @@ class RunScrubber {
   RunScrub scrub_;
   std::set<std::string> seen_;  // Keys of the parameter files that were read.
   std::vector<std::unique_ptr<FileLock>> holds_;
+  std::optional<Job> parsed_;
+  std::string parsed_yaml_;
 };
 
 Status RunScrubber::ScrubAll(bool hold_checkpoints) {
@@ -86,7 +96,7 @@ Status RunScrubber::ScrubCheckpoint(std::uint64_t id) {
   if (read.status().code() == StatusCode::kNotFound) return OkStatus();  // Dropped before the hold.
   Note(path, read.status(), &checkpoint.findings);
   if (read.ok()) {
-    Result<Job> job = ParseJob(read->job_yaml, "the checkpoint's job", {});
+    Result<Job> job = Parse(read->job_yaml, "the checkpoint's job");
     if (job.ok()) {
       checkpoint.job = std::move(job).value();
     } else {
@@ -158,7 +168,7 @@ void RunScrubber::ScrubReports() {
   const Result<std::string> yaml = ReadFileToString(fs_, job);
   Note(job, yaml.status(), &scrub_.job);
   if (yaml.ok()) {
-    const Status parsed = ParseJob(*yaml, job, {}).status();
+    const Status parsed = Parse(*yaml, job).status();
     if (!parsed.ok()) Note(job, CorruptionError(parsed.message()), &scrub_.job);
   }
   const std::string summary = At("summary.json");
