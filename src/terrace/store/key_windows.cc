@@ -19,7 +19,9 @@ constexpr std::uint64_t kBlockEntries = kBlockBytes / kKeyEntryBytes;
 constexpr std::uint64_t kRequestBytes = 512 << 10;
 // Entries of a window, about: what fits in the second cache with its copy, and some of each section
 // even where there are thousands.
-constexpr std::uint64_t kWindowEntries = 4096, kMostWindowEntries = 65536, kEntriesOfASection = 4;
+constexpr std::uint64_t kWindowEntries = 4096, kMostWindowEntries = 65536, kEntriesOfASection = 8;
+// Sections whose next entries are asked for ahead of their use.
+constexpr std::size_t kPrefetchSources = 4;
 // Of equal bucket: more are not sorted by insertion.
 constexpr std::uint32_t kLongBucket = 32;
 
@@ -67,6 +69,7 @@ KeyRounds::KeyRounds(ReadQueue* queue, std::span<const KeySection> sections, std
     : queue_(queue), sections_(sections.begin(), sections.end()), grain_(grain) {
   for (const KeySection& section : sections_) entries_ += section.entries;
   for (Buffer& buffer : buffers_) buffer.pieces.resize(sections_.size());
+  first_hashes_.resize(sections_.size());
 }
 
 Result<std::unique_ptr<KeyRounds>> KeyRounds::Create(ReadQueue* queue,
@@ -97,8 +100,8 @@ Status KeyRounds::OutOfOrder(std::size_t source, std::uint64_t i) const {
 
 std::vector<std::uint64_t> KeyRounds::PlanBlocks(
     const std::vector<std::uint64_t>& kept_blocks) const {
-  // Where a section has come to, of all hashes; the blocks it has in all of them if it goes on
-  // evenly; and what must be read for the next round to bring something.
+  // Where a section has come to, of all hashes; the blocks it has in as many if it goes on as it
+  // began; and what must be read for the next round to bring something.
   struct Plan {
     double at = 0, density = 0;
     std::uint64_t least = 0, most = 0;
@@ -108,7 +111,7 @@ std::vector<std::uint64_t> KeyRounds::PlanBlocks(
     }
   };
   std::vector<Plan> plans(sections_.size());
-  std::uint64_t free = next_->memory.size() / kBlockBytes;
+  std::uint64_t free = next_->memory.size() / kBlockBytes, most = 0;
   for (std::size_t s = 0; s < sections_.size(); ++s) {
     const Piece& piece = now_->pieces[s];
     Plan& plan = plans[s];
@@ -116,8 +119,11 @@ std::vector<std::uint64_t> KeyRounds::PlanBlocks(
     if (piece.end == sections_[s].entries) continue;
     plan.most = BlocksFor(sections_[s].entries - piece.end);
     plan.least = kept_blocks[s] == 0 ? 1 : 0;
-    if (piece.end > 0) plan.at = std::ldexp(static_cast<double>(piece.HashAt(piece.end - 1)), -64);
-    plan.density = static_cast<double>(plan.most) / std::max(1 - plan.at, 0x1p-53);
+    most += plan.most;
+    if (piece.end == 0) continue;  // A file may hold some range only: a block tells which.
+    plan.at = std::ldexp(static_cast<double>(piece.HashAt(piece.end - 1)), -64);
+    plan.density =
+        static_cast<double>(BlocksFor(piece.end)) / std::max(plan.at - first_hashes_[s], 0x1p-53);
   }
   // As far as the buffer allows, and all of them as far: the one that comes least far ends a round.
   const auto blocks_to = [&](double target) {
@@ -126,7 +132,11 @@ std::vector<std::uint64_t> KeyRounds::PlanBlocks(
     return blocks;
   };
   constexpr int kSteps = 32;  // Finer than a block of the longest section.
-  double target = blocks_to(1) <= free ? 1 : 0;
+  double target = 0;
+  if (most <= free) {
+    target = 1;
+    for (Plan& plan : plans) plan.least = plan.most;
+  }
   for (double step = 0.5; target < 1 && step > std::ldexp(1.0, -kSteps); step /= 2) {
     if (blocks_to(target + step) <= free) target += step;
   }
@@ -207,6 +217,10 @@ Result<bool> KeyRounds::Next() {
   if (begun_) first_ = last_ + 1;
   begun_ = true;
   std::swap(now_, next_);
+  for (std::size_t s = 0; s < sections_.size(); ++s) {
+    if (now_->pieces[s].begin > 0) continue;
+    first_hashes_[s] = std::ldexp(static_cast<double>(now_->pieces[s].HashAt(0)), -64);
+  }
   TERRACE_ASSIGN_OR_RETURN(last_, FindLast());
   ended_ = true;
   for (std::size_t s = 0; s < sections_.size(); ++s) {
@@ -257,6 +271,14 @@ Result<std::span<const KeyVersion>> KeyWindows::Next() {
   done_ = end_ == last_;
   count_ = 0;
   for (std::uint32_t source = 0; source < runs_.size(); ++source) {
+    // Each has a few lines of memory for a window, which nothing but this foresees.
+    if (const std::size_t later = source + kPrefetchSources; later < runs_.size()) {
+      const KeyRounds::Piece& piece = rounds_->now_->pieces[later];
+      const std::byte* const at =
+          piece.entries + (runs_[later].next - piece.begin) * kKeyEntryBytes;
+      __builtin_prefetch(at);
+      __builtin_prefetch(at + 64);
+    }
     TERRACE_RETURN_IF_ERROR(Take(source, end_));
     // Its hash is beyond the range.
     if (done_ && runs_[source].next < runs_[source].end) {

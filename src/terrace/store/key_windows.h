@@ -117,6 +117,7 @@ class KeyRounds {
   bool begun_ = false;  // There is a round.
   bool ended_ = false;  // It is the last one.
   std::uint64_t first_ = 0, last_ = 0;
+  std::vector<double> first_hashes_;  // (sources) Of those that were begun, as parts of all.
   std::uint64_t bytes_read_ = 0;
 };
 

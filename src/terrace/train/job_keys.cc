@@ -500,8 +500,8 @@ void AddSsd(Builder* b) {
            "Bytes that the run may hold on disk, checkpoints too.");
   b->Whole("ssd.shards", ssd(&Job::Ssd::shards), 1, 1024, "Parts of each table on disk.");
   b->Whole("ssd.io_threads", ssd(&Job::Ssd::io_threads), 1, 64,
-           "Threads that check and copy what was read, at least one a shard; where io_uring is not "
-           "used, four times as many read.");
+           "Threads that check and copy what was read, and build the index at a restart, at least "
+           "one a shard; where io_uring is not used, four times as many read.");
   b->Word("ssd.backend", ssd(&Job::Ssd::backend), {"auto", "io_uring", "threads"},
           "How rows are read.");
   b->Bytes("ssd.file_size", ssd(&Job::Ssd::file_bytes), 64 << 10,
