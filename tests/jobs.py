@@ -28,6 +28,16 @@ def evicting(train, validation_files=(), **more):
     return job
 
 
+def drawn(index, rng):
+    """Settings of the tiers for a table with that index; all come to the same bits."""
+    return {"table.index": index, "table.expected_keys": rng.choice((10_000, 70_000)),
+            "cache.policy": rng.choice(("s3_fifo", "lru_lfu", "pass_lfu")),
+            "ssd.compaction": rng.choice(("gain", "stale_share", "model_size")),
+            # By group each part of a flush would read every file whole.
+            "ssd.read": "planned" if index == "group" else rng.choice(("planned", "whole_file")),
+            "binding": rng.choice(("auto", "off"))}
+
+
 def tiny(train, validation_files=(), **more):
     """A job that is done in well under a second of training."""
     job = evicting(train, validation_files)

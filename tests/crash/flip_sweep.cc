@@ -119,8 +119,7 @@ class Sweep {
   Result<Outcome> CheckFlip(const std::string& path, std::uint64_t number, bool small);
   // Opens the store, and reads all its rows by key and in order. kInternal: they are others.
   Status CheckStore(const StoreCheck& store);
-  Status CheckReads(Store* store, const StoreCheck& check, const std::vector<Key>& keys,
-                    bool* refused);
+  Status CheckReads(Store* store, const StoreCheck& check, const std::vector<Key>& keys);
   // The scrub of the whole run, and its digest.
   Result<Outcome> CheckRun(const std::string& path);
   Result<Outcome> CheckScrub(const std::string& path);
@@ -275,8 +274,7 @@ Status Sweep::CheckStore(const StoreCheck& check) {
   std::vector<Key> keys;
   for (const auto& [key, row] : check.rows) keys.push_back(key);
   keys.push_back(MixKey(check.rows.begin()->first) | 1);  // Of no row.
-  bool refused = false;
-  TERRACE_RETURN_IF_ERROR(CheckReads(store->get(), check, keys, &refused));
+  TERRACE_RETURN_IF_ERROR(CheckReads(store->get(), check, keys));
   std::uint64_t rows = 0;
   const Status status = (*store)->ForEachRow(kMergeBytes, [&](const RowView& view) {
     ++rows;
@@ -291,8 +289,7 @@ Status Sweep::CheckStore(const StoreCheck& check) {
 }
 
 // Halves what can't be read, so that every row that can be read is compared.
-Status Sweep::CheckReads(Store* store, const StoreCheck& check, const std::vector<Key>& keys,
-                         bool* refused) {
+Status Sweep::CheckReads(Store* store, const StoreCheck& check, const std::vector<Key>& keys) {
   const std::size_t row_bytes = check.options.row_bytes;
   std::string memory(keys.size() * row_bytes, '\0');
   std::vector<std::byte*> rows;
@@ -301,11 +298,10 @@ Status Sweep::CheckReads(Store* store, const StoreCheck& check, const std::vecto
   }
   std::vector<std::uint8_t> found(keys.size());
   if (!store->Read(keys, rows, found).ok()) {
-    *refused = true;
     if (keys.size() == 1) return OkStatus();
     const auto middle = keys.begin() + static_cast<std::ptrdiff_t>(keys.size() / 2);
-    TERRACE_RETURN_IF_ERROR(CheckReads(store, check, {keys.begin(), middle}, refused));
-    return CheckReads(store, check, {middle, keys.end()}, refused);
+    TERRACE_RETURN_IF_ERROR(CheckReads(store, check, {keys.begin(), middle}));
+    return CheckReads(store, check, {middle, keys.end()});
   }
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const auto wanted = check.rows.find(keys[i]);

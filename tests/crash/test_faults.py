@@ -107,6 +107,28 @@ def test_faults(terrace, workspace, job, expected, sample_seed, full):
     assert met >= len(specs) // 2, "most faults were not met"
 
 
+@pytest.mark.parametrize("index", ["key", "group"])
+def test_faults_of_drawn_settings(terrace, workspace, logs, job, sample_seed, full, index):
+    """Likewise by either index, with a policy of each kind that the seed draws."""
+    job = harness.merge(job, {"data.train": [str(logs.criteo(3000, **jobs.EVICTING_LOG))]})
+    undisturbed = harness.Run(terrace, workspace, job, "undisturbed")
+    undisturbed.train().expect(0)
+    rng = random.Random(sample_seed)
+    met = tried = 0
+    # Some are mended by what meets them, or met by nothing.
+    while met < (20 if full else 1) and tried < (80 if full else 5):
+        operation, fault, _ = rng.choice([one for one in FAULTS if one[0] in ("read", "write", "sync")])
+        spec = f"{operation}:{rng.randrange(1, 25)}:{fault}"
+        settings = jobs.drawn(index, rng)
+        print(f"--sample-seed {sample_seed}: {spec} with {settings}")
+        folder = workspace / str(tried)
+        folder.mkdir()
+        met += check_fault(terrace, folder, harness.merge(job, settings), undisturbed.result(), spec)
+        tried += 1
+        harness.remove(folder)
+    assert met > 0, "no fault ended the run"
+
+
 def test_faults_of_a_resume(terrace, workspace, job, expected, sample_seed, full):
     """Recovery meets a failing disk: it says so, and changes nothing that the next one needs."""
     rng = random.Random(sample_seed + 1)

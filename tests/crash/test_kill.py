@@ -70,6 +70,38 @@ def test_moments(terrace, workspace, job, undisturbed, sample_seed, full):
     assert between >= count * 6 // 10, "too few kills between the first and the last checkpoint"
 
 
+@pytest.fixture(scope="module")
+def smaller(terrace, logs, job, tmp_path_factory):
+    """A job that takes seconds by either index, and what it comes to."""
+    job = harness.merge(job, {"data.train": [str(logs.criteo(3000, **jobs.EVICTING_LOG))], "metrics.every_examples": 512})
+    run = harness.Run(terrace, tmp_path_factory.mktemp("smaller"), job)
+    run.train().expect(0)
+    assert run.summary()["cache"]["evictions"] > 0
+    return job, run.result()
+
+
+@pytest.mark.parametrize("index", ["key", "group"])
+def test_drawn_settings(terrace, workspace, smaller, sample_seed, full, index):
+    """Killed on the way and while it resumes, with a policy of each kind that the seed draws."""
+    job, expected = smaller
+    rng = random.Random(sample_seed)
+    for number in range(20 if full else 1):
+        settings = jobs.drawn(index, rng)
+        print(f"--sample-seed {sample_seed}: {settings}")
+        folder = workspace / str(number)
+        folder.mkdir()
+        run = harness.Run(terrace, folder, job, **settings)
+        lines = rng.randrange(1, 8)
+        for flags in ((), ("--resume",)):
+            process = run.start(*flags)
+            run.wait_for_metrics(process, lines)
+            process.signal(signal.SIGKILL)
+            process.wait().expect(-signal.SIGKILL)
+            lines += 2
+        resume_and_compare(run, expected, f"killed with {settings}")
+        harness.remove(folder)
+
+
 def test_every_sync_point(terrace, workspace, job, undisturbed, sample_seed, full):
     """At the first hit of each named point, and at a later one."""
     expected, _, points = undisturbed

@@ -1,5 +1,5 @@
 """The tiers are invisible to the mathematics: digest and metrics are the same whatever the memory
-budget, depth, batch size, shards, I/O, eviction, compaction, compression, checkpoints, interruption."""
+budget, depth, batch size, index, shards, I/O, eviction, compaction, binding, compression, checkpoints, interruption."""
 import math
 import random
 import re
@@ -11,24 +11,31 @@ import harness
 import jobs
 import pairwise
 
+# Examples of the job whose settings are combined. An index by group reads and writes a block for nearly each row of it,
+# since seven of them fill one: with all of jobs.EVICTING_ROWS a combination would take half a minute.
+COMBINED_ROWS = 4000
+INDEX_READ = ("table.index", "ssd.read")
 AXES = {
-    "memory.budget": ("least", jobs.SMALL_BUDGET, "192MiB", jobs.LARGE_BUDGET),
+    "memory.budget": ("least", jobs.SMALL_BUDGET, jobs.LARGE_BUDGET),
     "pipeline.depth": (0, 1, 2, 4),
     "training.batch": (256, 1024, 4096, 65536),
+    # A flush by group would read every file whole for each part of it: see test_whole_files_by_group.
+    INDEX_READ: (("key", "planned"), ("key", "whole_file"), ("group", "planned")),
+    "table.expected_keys": (20_000, 90_000),  # Of 90,000.
+    "binding": ("auto", "off"),
     "ssd.shards": (1, 2, 4),
     "ssd.backend": ("io_uring", "threads"),
     "ssd.io_threads": (1, 4),
-    "ssd.read": ("planned", "whole_file"),
     "ssd.merge_gap": ("auto", "0", "1MiB"),
     "ssd.compaction": ("gain", "stale_share", "model_size"),
-    "ssd.stale_share": (0.3333, 0.1),
+    "ssd.stale_share": (0.3333, 0.2),
     "ssd.file_size": ("1MiB", "32MiB"),
     "cache.policy": ("s3_fifo", "lru_lfu", "pass_lfu"),
     "checkpoint.every_batches": (0, 1, 5),
     "suffix": (".tsv", ".tsv.zst", ".tsv.gz"),
     "interrupt": (False, True),
 }
-PRINCIPAL = ("memory.budget", "pipeline.depth", "training.batch", "ssd.shards")
+PRINCIPAL = ("memory.budget", "pipeline.depth", "training.batch", "ssd.shards", INDEX_READ)
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +49,36 @@ def job_of(logs):
     return make
 
 
-@pytest.fixture(scope="module")
-def reference(terrace, job_of, tmp_path_factory):
+def train_reference(terrace, folder, job, examples):
     """Everything in memory, one stage after another, one batch at a time."""
-    run = harness.Run(terrace, tmp_path_factory.mktemp("reference"), job_of(".tsv"),
+    run = harness.Run(terrace, folder, job,
                       **{"memory.budget": jobs.LARGE_BUDGET, "pipeline.depth": 0, "ssd.shards": 1})
     run.train().expect(0)
     summary = run.summary()
     assert summary["cache"]["evictions"] == 0, "the reference is to run in memory"
-    assert summary["examples"] == 2 * jobs.EVICTING_ROWS
+    assert summary["examples"] == examples
     return run.result()
+
+
+@pytest.fixture(scope="module")
+def reference(terrace, job_of, tmp_path_factory):
+    return train_reference(terrace, tmp_path_factory.mktemp("reference"), job_of(".tsv"), 2 * jobs.EVICTING_ROWS)
+
+
+@pytest.fixture(scope="module")
+def combined_job_of(logs):
+    """As job_of, smaller."""
+    validation = logs.criteo(1000, seed=4, cardinality=40_000, zipf=0.6)
+
+    def make(suffix):
+        train = logs.criteo(COMBINED_ROWS, suffix, **jobs.EVICTING_LOG)
+        return jobs.evicting([train], [validation], validation={"every_examples": 2048}, metrics={"every_examples": 512})
+    return make
+
+
+@pytest.fixture(scope="module")
+def combined_reference(terrace, combined_job_of, tmp_path_factory):
+    return train_reference(terrace, tmp_path_factory.mktemp("combined"), combined_job_of(".tsv"), 2 * COMBINED_ROWS)
 
 
 def least_budget(terrace, workspace, job, settings):
@@ -91,20 +118,22 @@ def train(run, interrupt, rng):
 def check(terrace, workspace, job_of, reference, settings, rng):
     settings = dict(settings)
     suffix, interrupt = settings.pop("suffix"), settings.pop("interrupt")
+    settings.update(zip(INDEX_READ, settings.pop(INDEX_READ)))
     if settings["memory.budget"] == "least":
         settings["memory.budget"] = least_budget(terrace, workspace, job_of(suffix), settings)
     run = harness.Run(terrace, workspace, job_of(suffix), **settings)
     train(run, interrupt, rng)
     summary = run.summary()
     if settings["memory.budget"] != jobs.LARGE_BUDGET:
-        # Else the comparison proves nothing.
-        assert summary["cache"]["evictions"] > 0, "nothing was evicted: the budget is not small"
-        assert summary["ssd"]["read_bytes"] > 0, "nothing was read back"
+        # Else the comparison proves nothing. The summary would be of the last process alone.
+        intervals = [line["performance"] for line in run.metrics() if line["kind"] == "interval"]
+        assert sum(line["cache"]["evictions"] for line in intervals) > 0, "nothing was evicted: the budget is not small"
+        assert sum(line["ssd"]["rows_read"] for line in intervals) > 0, "nothing was read back"
     assert summary["memory"]["peak_bytes"] <= summary["memory"]["budget_bytes"]
     harness.assert_same(reference, run.result(), f"with {settings}, {suffix}, interrupt={interrupt}")
 
 
-def test_sample(terrace, workspace, job_of, reference, sample_seed):
+def test_sample(terrace, workspace, combined_job_of, combined_reference, sample_seed):
     """Every pair of values of any two settings."""
     rows = pairwise.pairwise(AXES, sample_seed)
     rng = random.Random(sample_seed)
@@ -113,11 +142,11 @@ def test_sample(terrace, workspace, job_of, reference, sample_seed):
         folder = workspace / str(number)
         folder.mkdir()
         print(settings)
-        check(terrace, folder, job_of, reference, settings, rng)
+        check(terrace, folder, combined_job_of, combined_reference, settings, rng)
         harness.remove(folder)
 
 
-def test_all(terrace, workspace, job_of, reference, sample_seed, full):
+def test_all(terrace, workspace, combined_job_of, combined_reference, sample_seed, full):
     """Every combination of the settings that matter most; the others are drawn."""
     if not full:
         pytest.skip("hours: runs with --full")
@@ -127,8 +156,21 @@ def test_all(terrace, workspace, job_of, reference, sample_seed, full):
         folder = workspace / str(number)
         folder.mkdir()
         print(settings)
-        check(terrace, folder, job_of, reference, settings, rng)
+        check(terrace, folder, combined_job_of, combined_reference, settings, rng)
         harness.remove(folder)
+
+
+def test_whole_files_by_group(terrace, workspace, logs):
+    """Blocks are read by a resume, and by the flushes that merge into them."""
+    job = jobs.evicting([logs.criteo(600, **jobs.EVICTING_LOG)], training={"batch": 256, "minibatch": 128, "threads": 2})
+    reference = harness.Run(terrace, workspace, job, "reference", **{"memory.budget": jobs.LARGE_BUDGET})
+    reference.train().expect(0)
+    run = harness.Run(terrace, workspace, job, **{"table.index": "group", "table.expected_keys": 15_000,
+                                                  "ssd.read": "whole_file", "ssd.file_size": "1MiB"})
+    run.train("--test-kill-at", "checkpoint.before_publish:2").expect(-signal.SIGKILL)
+    run.train("--resume").expect(0)
+    assert run.summary()["ssd"]["read_bytes"] > 0
+    harness.assert_same(reference.result(), run.result(), "by group, reading whole files")
 
 
 @pytest.mark.parametrize("compaction", [
