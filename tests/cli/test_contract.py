@@ -145,6 +145,10 @@ def test_what_was_written_counts_over_resumes(terrace, workspace, log):
     view = json.loads(terrace.text("inspect", run.path, "--json"))
     assert 0 < view["ssd"]["run"]["write_bytes"] <= first["write_bytes"]
     assert view["tables"][0]["checkpoint_only_bytes"] >= 0 and view["tables"][0]["stale_bytes"] >= 0
+    text = terrace.text("inspect", run.path)
+    for drive in view["ssd"]["drives"]:  # None where the folder lies in memory.
+        assert ("unknown" in drive) != ("percentage_used" in drive)
+        assert f"drive {drive['device']}" in text, text
     examples = run.summary()["examples"]
     outcome = run.train("--resume", "--set", f"training.max_examples={examples + 2000}").expect(0)
     ssd = run.summary()["ssd"]

@@ -12,6 +12,7 @@
 #include "terrace/base/units.h"
 #include "terrace/cli/commands.h"
 #include "terrace/data/example_source.h"
+#include "terrace/io/drive_health.h"
 #include "terrace/model/network.h"
 #include "terrace/store/manifest.h"
 #include "terrace/store/parameter_file.h"
@@ -199,6 +200,45 @@ Status ViewOlder(FileSystem* fs, RunReader* reader, const std::vector<std::uint6
   return OkStatus();
 }
 
+// Of all disks that hold something of the run.
+Json Drives(RunReader* reader) {
+  std::set<std::string> folders = {reader->folder()->path()};
+  for (const Checkpoint::StoreManifest& store : reader->checkpoint().stores) {
+    folders.insert(reader->folder()->ResolveDirectory(store.directory));
+  }
+  std::map<std::string, DriveHealth> drives;
+  for (const std::string& folder : folders) {
+    for (DriveHealth& drive : DrivesOf(folder)) drives[drive.device] = std::move(drive);
+  }
+  Json all = Json::array();
+  for (const auto& [device, drive] : drives) {
+    Json one = {{"device", device}, {"model", drive.model}};
+    if (!drive.unknown.empty()) {
+      one["unknown"] = drive.unknown;
+    } else {
+      one["percentage_used"] = drive.health.percentage_used;
+      one["available_spare_percent"] = drive.health.available_spare_percent;
+      one["written_bytes"] = drive.health.written_bytes;
+    }
+    all.push_back(std::move(one));
+  }
+  return all;
+}
+
+std::string DriveText(const Json& drive) {
+  const std::string model = drive["model"].get<std::string>();
+  const std::string name =
+      drive["device"].get<std::string>() + (model.empty() ? "" : " (" + model + ")");
+  if (drive.contains("unknown")) {
+    return fmt::format("  drive {}: says nothing of its wear, {}\n", name,
+                       drive["unknown"].get<std::string>());
+  }
+  return fmt::format(
+      "  drive {}: {} % of its life used, {:.4g} TB written in it, {} % spare left\n", name,
+      drive["percentage_used"].dump(), drive["written_bytes"].get<double>() * 1e-12,
+      drive["available_spare_percent"].dump());
+}
+
 Result<Json> Overview(FileSystem* fs, RunReader* reader) {
   const Checkpoint& checkpoint = reader->checkpoint();
   TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids,
@@ -235,7 +275,8 @@ Result<Json> Overview(FileSystem* fs, RunReader* reader) {
               {"tables", tables},
               {"ssd",
                {{"run", Json::parse(SsdWearToJson(wear))},
-                {"rated_write_bytes", reader->job().ssd.rated_write_bytes}}},
+                {"rated_write_bytes", reader->job().ssd.rated_write_bytes},
+                {"drives", Drives(reader)}}},
               {"dense_bytes", dense_bytes},
               {"settings", settings},
               {"job", checkpoint.job_yaml}};
@@ -267,6 +308,7 @@ std::string OverviewText(const Json& view) {
           {run["write_bytes"].get<std::uint64_t>(), run["rows_written"].get<std::uint64_t>(),
            run["rows_compacted"].get<std::uint64_t>(), run["compaction_seconds"].get<double>()},
           view["ssd"]["rated_write_bytes"].get<std::uint64_t>()));
+  for (const Json& drive : view["ssd"]["drives"]) text += DriveText(drive);
   text += fmt::format("  network: {}\n", FormatBytes(view["dense_bytes"].get<std::uint64_t>()));
   text += "  settings that identify the model:\n";
   std::string last_value;

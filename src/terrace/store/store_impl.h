@@ -212,9 +212,8 @@ class StoreImpl final : public Store {
       TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
   Status PublishStaged(std::span<StagedFiles* const> staged, std::int64_t rows_change)
       TERRACE_EXCLUDES(mu_);
-  Status WriteFiles(std::span<const SortedKey> order, std::span<const Key> keys,
-                    std::span<const std::byte* const> rows, std::uint64_t version,
-                    std::vector<FilePtr>* files) TERRACE_REQUIRES(write_mu_);
+  Status WriteFiles(std::span<const SortedKey> order, std::span<const std::byte* const> rows,
+                    std::uint64_t version, std::vector<FilePtr>* files) TERRACE_REQUIRES(write_mu_);
   // Of the quota and of the index's file slots.
   Status ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files) TERRACE_REQUIRES(write_mu_)
       TERRACE_EXCLUDES(mu_);

@@ -157,7 +157,7 @@ Result<std::unique_ptr<StoreImpl::StagedFiles>> StoreImpl::StageRecords(
   const CompactionPace::Hold use(&pace_, CompactionPace::kUse);
   SyncPoint::Hit("store.write.before_data");
   const std::uint64_t version = staged->sequence | (staged->deletion ? kDeletionBit : 0);
-  const Status status = WriteFiles(order, keys, rows, version, &staged->files);
+  const Status status = WriteFiles(order, rows, version, &staged->files);
   if (!status.ok()) {
     std::uint64_t written = 0;
     for (const FilePtr& file : staged->files) written += file->info.bytes;
@@ -311,7 +311,7 @@ FilePtr StoreImpl::NewFile(std::unique_ptr<File> file, const ParameterFileInfo& 
   return stored;
 }
 
-Status StoreImpl::WriteFiles(std::span<const SortedKey> order, std::span<const Key> keys,
+Status StoreImpl::WriteFiles(std::span<const SortedKey> order,
                              std::span<const std::byte* const> rows, std::uint64_t version,
                              std::vector<FilePtr>* files) {
   const std::uint64_t file_count = (order.size() + rows_per_file_ - 1) / rows_per_file_;

@@ -527,7 +527,7 @@ void AddSsd(Builder* b) {
   b->Bytes("ssd.rated_writes", ssd(&Job::Ssd::rated_write_bytes), 0,
            "What may be written to the disks of the rows in their life, as their makers say (TBW), "
            "all disks together. The summary then tells which share of it the run has used. 0: "
-           "unknown.");
+           "unknown. What NVMe drives count themselves, inspect shows.");
   b->Bool("ssd.direct", ssd(&Job::Ssd::direct), "Past the system's page cache.");
   b->Choice("ssd.read", ssd(&Job::Ssd::read),
             std::vector<std::pair<std::string, ReadMode>>{{"planned", ReadMode::kPlanned},
