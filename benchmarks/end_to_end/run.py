@@ -199,7 +199,7 @@ def curve(options):
     print(f"machine: {machine()}")
     print(f"Zipf 1.05, 26 slots, minibatch 2048, {options.hidden[0]}, {options.threads[-1]} threads")
     print(f"{'dim':>4} {'model/budget':>12} {'budget':>9} {'examples/s':>10} {'share':>6} {'hits':>6} {'read':>9} {'written':>9} "
-          f"{'index B/key':>11} {'peak':>9}")
+          f"{'index B/key':>11} {'peak':>9} {'cores busy':>10} {'reads/s':>8}")
     try:
         for dim in options.dims:
             base = None
@@ -228,17 +228,20 @@ def curve_point(options, trainer, dim, ratio, model_bytes):
     if summary["memory"]["peak_bytes"] > budget:
         raise SystemExit(f"the process took {summary['memory']['peak_bytes']:,} bytes of a budget of {budget:,}")
     accesses = summary["cache"]["hits"] + summary["cache"]["misses"]
+    spans = middle(lines)
     return {"dim": dim, "ratio": summary["model_bytes"] / budget, "asked_ratio": ratio, "budget_bytes": budget,
             "model_bytes": summary["model_bytes"], "rate": steady_rate(lines),
             "whole_run": summary["examples_per_second"], "hit_rate": summary["cache"]["hits"] / max(accesses, 1), "ssd": summary["ssd"],
             "index_bytes_per_key": summary["memory"]["index_bytes_per_key"], "peak_bytes": summary["memory"]["peak_bytes"],
-            "seconds": summary["seconds"]}
+            "seconds": summary["seconds"], "cores_busy": summary["cpu_seconds"] / summary["seconds"] / threads,
+            "read_requests_per_second": sum(p["ssd"]["read_requests"] for p in spans) / sum(p["interval_seconds"] for p in spans)}
 
 
 def print_point(row):
     print(f"{row['dim']:>4} {row['ratio']:>12.2f} {row['budget_bytes'] / GIB:>5.2f} GiB {row['rate']:>10,.0f} {100 * row['share']:>4.0f} % "
           f"{100 * row['hit_rate']:>4.1f} % {row['ssd']['read_bytes'] / GIB:>5.1f} GiB {row['ssd']['write_bytes'] / GIB:>5.1f} GiB "
-          f"{row['index_bytes_per_key']:>11.1f} {row['peak_bytes'] / GIB:>5.2f} GiB", flush=True)
+          f"{row['index_bytes_per_key']:>11.1f} {row['peak_bytes'] / GIB:>5.2f} GiB {100 * row['cores_busy']:>8.0f} % "
+          f"{row['read_requests_per_second']:>8,.0f}", flush=True)
 
 
 # --- overlap --------------------------------------------------------------------------------------
