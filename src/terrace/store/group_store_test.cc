@@ -303,15 +303,30 @@ std::set<Key> AllKeys(Store* store) {
   return keys;
 }
 
-TEST(GroupExpiry, RowsThatMayGoGoWithTheWritesThatFollow) {
+// A store for 3,000 rows, of which those that the test names may go.
+class GroupExpiry : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    TERRACE_ASSERT_OK(harness.Create());
+    store = harness.store();
+  }
+
   MemoryFileSystem memory;
   ExpiryByKey expiry;
-  StoreOptions options = StoreHarness::TinyGroupOptions();
-  options.expected_rows = 3000;
-  options.expiry = &expiry;
-  StoreHarness harness(&memory, kQuota, options);
-  TERRACE_ASSERT_OK(harness.Create());
-  Store* const store = harness.store();
+  const StoreOptions options = OptionsWith(&expiry);
+  StoreHarness harness{&memory, kQuota, options};
+  Store* store = nullptr;
+
+ private:
+  static StoreOptions OptionsWith(const RowExpiry* expiry) {
+    StoreOptions options = StoreHarness::TinyGroupOptions();
+    options.expected_rows = 3000;
+    options.expiry = expiry;
+    return options;
+  }
+};
+
+TEST_F(GroupExpiry, RowsThatMayGoGoWithTheWritesThatFollow) {
   const std::vector<Key> keys = harness.KeysFrom(0, 3000);
   TERRACE_ASSERT_OK(WriteKeyed(store, keys, options.row_bytes));
   std::set<Key> left(keys.begin(), keys.end());
@@ -358,15 +373,7 @@ TEST(GroupExpiry, RowsThatMayGoGoWithTheWritesThatFollow) {
 
 // The blocks of a sweep come after those of the write that takes it along, in an order of their
 // own: the next write, staged before they are published, has to find both.
-TEST(GroupExpiry, WritesStagedBehindASweepAreMadeFromIt) {
-  MemoryFileSystem memory;
-  ExpiryByKey expiry;
-  StoreOptions options = StoreHarness::TinyGroupOptions();
-  options.expected_rows = 3000;
-  options.expiry = &expiry;
-  StoreHarness harness(&memory, kQuota, options);
-  TERRACE_ASSERT_OK(harness.Create());
-  Store* const store = harness.store();
+TEST_F(GroupExpiry, WritesStagedBehindASweepAreMadeFromIt) {
   std::vector<Key> keys = harness.KeysFrom(0, 3000);
   std::sort(keys.begin(), keys.end(), [](Key a, Key b) { return MixKey(a) < MixKey(b); });
   TERRACE_ASSERT_OK(WriteKeyed(store, keys, options.row_bytes));

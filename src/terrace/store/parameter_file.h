@@ -194,8 +194,6 @@ class SectionCursor {
   bool needs_fill() const { return next_ >= buffered_end_; }
   bool done() const { return next_ >= entries_; }
   void Advance() { ++next_; }
-  // REQUIRES: index() <= i <= buffered_end().
-  void MoveTo(std::uint64_t i) { next_ = i; }
   std::uint64_t index() const { return next_; }
   std::uint64_t entries() const { return entries_; }
   std::uint64_t buffered_end() const { return buffered_end_; }  // Entries before it are in memory.
