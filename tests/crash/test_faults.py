@@ -109,24 +109,23 @@ def test_faults(terrace, workspace, job, expected, sample_seed, full):
 
 @pytest.mark.parametrize("index", ["key", "group"])
 def test_faults_of_drawn_settings(terrace, workspace, logs, job, sample_seed, full, index):
-    """Likewise by either index, with a policy of each kind that the seed draws."""
+    """Files of rows fail by either index, with a policy of each kind that the seed draws."""
     job = harness.merge(job, {"data.train": [str(logs.criteo(3000, **jobs.EVICTING_LOG))]})
     undisturbed = harness.Run(terrace, workspace, job, "undisturbed")
     undisturbed.train().expect(0)
     rng = random.Random(sample_seed)
-    met = tried = 0
-    # Some are mended by what meets them, or met by nothing.
-    while met < (20 if full else 1) and tried < (80 if full else 5):
+    for number in range(20 if full else 2):
         operation, fault, _ = rng.choice([one for one in FAULTS if one[0] in ("read", "write", "sync")])
-        spec = f"{operation}:{rng.randrange(1, 25)}:{fault}"
+        # Elsewhere a fault may be mended by what meets it: reads that measure the disk, for one.
+        spec = f"{operation}:{rng.randrange(1, 13)}:{fault}:/shard-"
         settings = jobs.drawn(index, rng)
         print(f"--sample-seed {sample_seed}: {spec} with {settings}")
-        folder = workspace / str(tried)
+        folder = workspace / str(number)
         folder.mkdir()
-        met += check_fault(terrace, folder, harness.merge(job, settings), undisturbed.result(), spec)
-        tried += 1
+        met = check_fault(terrace, folder, harness.merge(job, settings), undisturbed.result(), spec)
+        # A bit may flip in what no row needs.
+        assert met or fault == "flip", f"{spec} did not end the run"
         harness.remove(folder)
-    assert met > 0, "no fault ended the run"
 
 
 def test_faults_of_a_resume(terrace, workspace, job, expected, sample_seed, full):
