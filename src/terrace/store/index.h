@@ -47,15 +47,15 @@ class RowIndex {
 
   // places[i]: where hashes[i] lies, or kNoPlace; of an absent key perhaps an alike one's place.
   virtual void Lookup(std::span<const std::uint64_t> hashes, Place* places) const = 0;
-  // Makes room for these new hashes: the next Insert of them can't fail. kOutOfMemory: nothing
-  // changed that a look-up would notice.
+  // Makes room for these new hashes, all of a range of kFillGrain that are to come: the next Insert
+  // of them can't fail. kOutOfMemory: nothing changed that a look-up would notice.
   virtual Status Reserve(std::span<const std::uint64_t> new_hashes) = 0;
-  // Adds keys. REQUIRES: none of them is there; room, by Reserve.
+  // Adds keys in the order of their hashes. REQUIRES: none of them is there; room, by Reserve.
   virtual void Insert(std::span<const std::uint64_t> hashes, const Place* places) = 0;
-  // Both in one, for keys in the order of their hashes; several threads may call it at the same
-  // time with keys of different ranges of kFillGrain hashes, and do nothing else. For building an
-  // index: a range that has no keys yet gets the lines that these need, and its keys in their
-  // order. REQUIRES: as for Insert. kOutOfMemory: some of them may be there.
+  // Both in one; several threads may call it at the same time with keys of different ranges of
+  // kFillGrain hashes, and do nothing else. For building an index: a range that has no keys yet
+  // gets the lines that these need, and its keys in their order. REQUIRES: as for Insert.
+  // kOutOfMemory: some of them may be there.
   virtual Status Fill(std::span<const std::uint64_t> hashes, const Place* places) = 0;
   // Changes the places of keys; previous[i]: what it was. REQUIRES: each is there.
   virtual void Replace(std::span<const std::uint64_t> hashes, const Place* places,

@@ -257,26 +257,80 @@ std::uint64_t SegmentedIndex<Line>::NewBlocks(const Segment& segment, std::uint6
 }
 
 template <typename Line>
+typename SegmentedIndex<Line>::Loose SegmentedIndex<Line>::EntryOf(const Segment& segment,
+                                                                   const Line& line,
+                                                                   std::uint32_t way) const {
+  const auto top = static_cast<std::uint64_t>(&segment - segments_.data()) << Line::kHashBits;
+  const std::uint64_t bits = line.bits(way);
+  return {bits, line.place(way), line.state.shared && others_.contains(top | bits)};
+}
+
+template <typename Line>
 Status SegmentedIndex<Line>::Grow(Segment* segment, std::uint64_t lines) {
   loose_.clear();
-  for (std::uint32_t number = 0; number < segment->lines; ++number) {
-    if (number + kBlockLines < segment->lines) {
-      __builtin_prefetch(segment->line(number + kBlockLines));
-    }
-    const Line& line = *segment->line(number);
-    for (std::uint32_t way = 0; way < line.state.count; ++way) {
-      loose_.push_back({line.bits(way), line.place(way), line.state.shared != 0});
+  std::uint32_t kept = segment->lines;
+  if (segment->small || lines > 2 * std::uint64_t{kept}) {
+    kept = 0;
+    for (std::uint32_t number = 0; number < segment->lines; ++number) {
+      const Line& line = *segment->line(number);
+      for (std::uint32_t way = 0; way < line.state.count; ++way) {
+        loose_.push_back(EntryOf(*segment, line, way));
+      }
     }
   }
   TERRACE_RETURN_IF_ERROR(TakeLines(segment, lines));
-  ClearLines(*segment);
-  const std::uint64_t top = static_cast<std::uint64_t>(segment - segments_.data())
-                            << Line::kHashBits;
-  for (Loose& entry : loose_) {
-    entry.shared = entry.shared && others_.contains(top | entry.bits);
-    InsertEntry(*segment, entry);
-  }
+  ClearLines(*segment, kept);
+  if (kept > 0) SpreadLines(*segment, kept);
+  for (const Loose& entry : loose_) InsertEntry(*segment, entry);
   return OkStatus();
+}
+
+template <typename Line>
+void SegmentedIndex<Line>::SpreadLines(const Segment& segment, std::uint32_t before) {
+  constexpr std::uint32_t kAhead = 2 * kBlockLines;
+  // Homes move only up: from the last line on, what those above it held has left them already.
+  // They are at most three for the entries that are at home in a line; the fourth list is of those
+  // that are not, or find their home full.
+  constexpr std::uint32_t kLoose = 3;
+  for (std::uint32_t number = before; number-- > 0;) {
+    if (number >= kAhead) __builtin_prefetch(segment.line(number - kAhead), 1);
+    const Line old = *segment.line(number);
+    ClearLine(segment.line(number));
+    const auto first = static_cast<std::uint32_t>(std::uint64_t{number} * segment.lines / before);
+    Line loose;
+    Line* to[kLoose + 1];
+    std::uint32_t count[kLoose + 1];
+    const std::uint32_t homes = std::min(kLoose, segment.lines - first);
+    for (std::uint32_t k = 0; k < homes; ++k) {
+      to[k] = segment.line(first + k);
+      count[k] = to[k]->state.count;
+    }
+    to[kLoose] = &loose;
+    count[kLoose] = 0;
+    // Without branches, which nobody could foretell.
+    for (std::uint32_t way = 0; way < old.state.count; ++way) {
+      const std::uint64_t bits = old.bits(way);
+      const std::uint32_t home = HomeOf(bits, segment.lines) - first;
+      std::uint32_t k = HomeOf(bits, before) == number ? home : kLoose;
+      k = count[k] == Line::kWays ? kLoose : k;
+      to[k]->Set(count[k]++, bits, old.place(way));
+    }
+    for (std::uint32_t k = 0; k < homes; ++k) to[k]->state.count = count[k] & 0xf;
+    if (!old.state.shared) {
+      for (std::uint32_t way = 0; way < count[kLoose]; ++way) {
+        loose_.push_back({loose.bits(way), loose.place(way), false});
+      }
+      continue;
+    }
+    loose.state.shared = 1;
+    for (std::uint32_t way = 0; way < count[kLoose]; ++way) {
+      loose_.push_back(EntryOf(segment, loose, way));
+    }
+    for (std::uint32_t way = 0; way < old.state.count; ++way) {
+      const Loose entry = EntryOf(segment, old, way);
+      if (entry.shared) segment.line(HomeOf(entry.bits, segment.lines))->state.shared = 1;
+    }
+  }
 }
 
 template <typename Line>
@@ -316,11 +370,22 @@ Status SegmentedIndex<Line>::TakeLines(Segment* segment, std::uint64_t lines) {
 }
 
 template <typename Line>
-void SegmentedIndex<Line>::ClearLines(const Segment& segment) {
-  for (Line* block : segment.blocks) {
-    std::memset(static_cast<void*>(block), 0,
-                std::min<std::uint64_t>(kBlockLines, segment.lines) * sizeof(Line));
+void SegmentedIndex<Line>::ClearLine(Line* line) {
+  std::memset(static_cast<void*>(line), 0, sizeof(Line));
+}
+
+template <typename Line>
+void SegmentedIndex<Line>::ClearLines(const Segment& segment, std::uint32_t first) {
+  for (std::uint32_t number = first; number < segment.lines; ++number) {
+    ClearLine(segment.line(number));
   }
+}
+
+template <typename Line>
+void SegmentedIndex<Line>::Append(Line* line, const Loose& entry) {
+  line->Set(line->state.count, entry.bits, entry.packed);
+  ++line->state.count;
+  if (entry.shared) line->state.shared = 1;
 }
 
 template <typename Line>
@@ -332,16 +397,15 @@ void SegmentedIndex<Line>::InsertEntry(const Segment& segment, const Loose& entr
     number = NextLine(entry.bits, number, tried, segment.lines);
     line = segment.line(number);
   }
-  line->Set(line->state.count, entry.bits, entry.packed);
-  ++line->state.count;
-  if (entry.shared) line->state.shared = 1;
+  Append(line, entry);
 }
 
 template <typename Line>
 void SegmentedIndex<Line>::Insert(std::span<const std::uint64_t> hashes, const Place* places) {
   ForEachFound<true>(hashes, [&](std::size_t i, Spot spot) {
-    // Another of the batch may be alike, or have taken the room that was found.
-    if (!spot.present()) spot = Find(hashes[i]);
+    TERRACE_DCHECK(i == 0 || hashes[i - 1] < hashes[i]);
+    // The one before may be alike, and have been inserted since.
+    if (!spot.present() && i > 0 && Alike(hashes[i - 1], hashes[i])) spot = Find(hashes[i]);
     ++size_;
     if (!spot.present()) {
       Segment* segment = &segments_[SegmentOf(hashes[i])];
@@ -377,7 +441,7 @@ Status SegmentedIndex<Line>::Fill(std::span<const std::uint64_t> hashes, const P
     // Nobody else touches this segment.
     Segment* const segment = &segments_[s];
     others.clear();
-    ClearLines(*segment);
+    ClearLines(*segment, 0);
     FillSegment(*segment, part, places + begin, &others);
     segment->count = static_cast<std::uint32_t>(part.size() - others.size());
     MutexLock lock(&fill_mu_);

@@ -217,6 +217,8 @@ class SegmentedIndex final : public RowIndex {
   Place PlaceOf(const Spot& spot) const;
   void SetPlace(std::uint64_t hash, const Spot& spot, Place place);
   void Remove(std::uint64_t hash, const Spot& spot);
+  // REQUIRES: the line has room.
+  static void Append(Line* line, const Loose& entry);
   // REQUIRES: a line has room.
   static void InsertEntry(const Segment& segment, const Loose& entry);
   // Lines of segment s when it is to hold `count` entries.
@@ -224,9 +226,14 @@ class SegmentedIndex final : public RowIndex {
   // Blocks of the arena that Grow takes.
   static std::uint64_t NewBlocks(const Segment& segment, std::uint64_t lines);
   Status Grow(Segment* segment, std::uint64_t lines);
+  Loose EntryOf(const Segment& segment, const Line& line, std::uint32_t way) const;
+  // Moves the entries of the first `before` lines, which were all, to where they are at home among
+  // those that the segment has now, at most twice as many; the others go to `loose_`.
+  void SpreadLines(const Segment& segment, std::uint32_t before);
   // Gives the segment so many lines, whose bytes are anything. REQUIRES: the arena has them ready.
   Status TakeLines(Segment* segment, std::uint64_t lines);
-  static void ClearLines(const Segment& segment);
+  static void ClearLine(Line* line);
+  static void ClearLines(const Segment& segment, std::uint32_t first);
   // Makes room for the first `count` keys of segment s, as if it had grown to them.
   Status StartSegment(std::size_t s, std::size_t count);
   // Puts the keys of a segment that has none into its lines; those that are alike go to `others`.
@@ -237,7 +244,7 @@ class SegmentedIndex final : public RowIndex {
   Mutex fill_mu_;                  // Held by Fill while it changes what segments share.
   std::vector<Segment> segments_;  // None in an index that never had a key.
   BlockArena arena_;
-  std::vector<Loose> loose_;                              // The entries of a segment that grows.
+  std::vector<Loose> loose_;  // Entries of a segment that grows, without a line.
   std::unordered_multimap<std::uint64_t, Other> others_;  // By IdentityOf.
   std::uint64_t size_ = 0;
   std::uint64_t segment_bytes_ = 0;  // Lists of blocks, and blocks of malloc.

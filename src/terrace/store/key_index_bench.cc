@@ -51,8 +51,10 @@ void Grow(const Settings& settings, KeyIndex* index) {
     places.clear();
     for (; hashes.size() < settings.batch && key < settings.keys; ++key) {
       hashes.push_back(MixKey(key));
-      places.push_back(PlaceOf(key));
     }
+    // As a store has the keys of a file.
+    std::sort(hashes.begin(), hashes.end());
+    for (const std::uint64_t hash : hashes) places.push_back(PlaceOf(UnmixKey(hash)));
     const double begin = Now();
     Require(index->Reserve(hashes).ok(), "no memory");
     index->Insert(hashes, places.data());

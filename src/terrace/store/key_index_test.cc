@@ -294,6 +294,7 @@ TEST(KeyIndex, GrowsAfterItWasFilled) {
   const auto before = static_cast<double>(index.bytes());
   hashes.resize(kKeys / 20);
   for (std::uint64_t i = 0; i < hashes.size(); ++i) hashes[i] = MixKey(kKeys + i);
+  std::sort(hashes.begin(), hashes.end());
   ASSERT_TRUE(index.Reserve(hashes).ok());
   index.Insert(hashes, places.data());
   EXPECT_LT(static_cast<double>(index.bytes()) / before, 1.07);
@@ -309,6 +310,7 @@ std::pair<double, double> BytesAKey(std::uint64_t keys) {
   int points = 0;
   for (std::uint64_t key = 0; key < keys; key += hashes.size()) {
     for (std::size_t i = 0; i < hashes.size(); ++i) hashes[i] = MixKey(key + i);
+    std::sort(hashes.begin(), hashes.end());
     EXPECT_TRUE(index.Reserve(hashes).ok());
     index.Insert(hashes, places.data());
     if (key < keys / 4) continue;

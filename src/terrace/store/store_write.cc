@@ -361,8 +361,16 @@ Status StoreImpl::ReserveIndex(std::span<StagedFiles* const> staged) {
       if (write->deletion || !key.stored) added[write->deletion ? 1 : 0].push_back(key.hash);
     }
   }
+  if (staged.size() > 1) std::sort(added[0].begin(), added[0].end());
+  // Readers have their turns in between: room is made range by range, for all new keys of a range.
+  const std::span<const std::uint64_t> rows = added[0];
+  for (std::size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
+    end = std::min(begin + kIndexBatch, rows.size());
+    while (end < rows.size() && rows[end] / kFillGrain == rows[end - 1] / kFillGrain) ++end;
+    MutexLock lock(&mu_);
+    TERRACE_RETURN_IF_ERROR(index_->Reserve(rows.subspan(begin, end - begin)));
+  }
   MutexLock lock(&mu_);
-  TERRACE_RETURN_IF_ERROR(index_->Reserve(added[0]));
   return deletions_->Reserve(added[1]);
 }
 
