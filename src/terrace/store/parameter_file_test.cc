@@ -45,8 +45,8 @@ struct Writer {
   }
   Status Add(Key key) { return writer->Add(key, 9, RowOf(key)); }
   // Adds until something fails.
-  Result<ParameterFileInfo> WriteAll(const std::vector<Key>& keys) {
-    for (const Key key : keys) TERRACE_RETURN_IF_ERROR(Add(key));
+  Result<ParameterFileInfo> WriteAll(const std::vector<Key>& added) {
+    for (const Key key : added) TERRACE_RETURN_IF_ERROR(Add(key));
     return writer->Finish();
   }
 

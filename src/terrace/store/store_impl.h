@@ -225,6 +225,8 @@ class StoreImpl final : public Store {
   struct Candidate;  // A key that is there if a record says so.
   Status ReadCandidates(std::span<SortedKey> order, std::span<const Candidate> candidates)
       TERRACE_EXCLUDES(mu_);
+  Status TakeCandidate(std::span<SortedKey> order, const Candidate& candidate,
+                       const ReadRequest& request) TERRACE_EXCLUDES(mu_);
   // Makes room in the index for what a write adds, before the write takes effect.
   Status ReserveIndex(std::span<StagedFiles* const> staged) TERRACE_EXCLUDES(mu_);
   // Leads the index to the files of one write.

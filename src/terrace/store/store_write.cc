@@ -13,6 +13,11 @@
 
 namespace terrace {
 
+namespace {
+// Read at the same time to tell which keys are there.
+constexpr std::size_t kCandidateBytes = 512 << 10;
+}  // namespace
+
 struct StoreImpl::Candidate {
   std::size_t sorted;  // Its place in the order of the write.
   FilePtr file;
@@ -279,27 +284,50 @@ Status StoreImpl::FindStored(std::span<SortedKey> order) {
 Status StoreImpl::ReadCandidates(std::span<SortedKey> order,
                                  std::span<const Candidate> candidates) {
   if (candidates.empty()) return OkStatus();
-  TERRACE_ASSIGN_OR_RETURN(
-      HugeBuffer buffer,
-      HugeBuffer::Allocate(AlignUp(layout_.record_bytes, kBlockBytes) + kBlockBytes));
-  for (const Candidate& candidate : candidates) {
-    File* const file = candidate.file->file.get();
-    SortedKey& key = order[candidate.sorted];
-    const Key wanted = UnmixKey(key.hash);
-    const std::uint64_t offset = layout_.RecordOffset(candidate.row);
-    const std::uint64_t begin = offset / file->read_alignment() * file->read_alignment();
-    const std::uint64_t end = AlignUp(offset + layout_.record_bytes, file->read_alignment());
-    TERRACE_RETURN_IF_ERROR(ReadFully(file, begin, buffer.span().first(end - begin)));
-    read_bytes_.fetch_add(end - begin, std::memory_order_relaxed);
-    read_requests_.fetch_add(1, std::memory_order_relaxed);
-    const std::byte* record = buffer.data() + (offset - begin);
-    TERRACE_RETURN_IF_ERROR(
-        CheckRecord(record, layout_, candidate.file->seed, file->path(), offset, &wanted));
-    key.stored = HeadOf(record).key == wanted;
-    if (key.stored) continue;
-    TERRACE_RETURN_IF_ERROR(CheckMistaken(record, wanted, file->path(), offset));
+  const std::uint64_t most_bytes = AlignUp(layout_.record_bytes, kBlockBytes) + kBlockBytes;
+  const std::size_t together =
+      std::clamp<std::size_t>(kCandidateBytes / most_bytes, 1, candidates.size());
+  TERRACE_ASSIGN_OR_RETURN(HugeBuffer buffer, HugeBuffer::Allocate(together * most_bytes));
+  ReadQueueOptions queue_options = options_.read_queue;
+  queue_options.buffer = buffer.span();
+  TERRACE_ASSIGN_OR_RETURN(const auto queue, fs_->NewReadQueue(queue_options));
+  std::vector<ReadRequest> requests;
+  for (std::size_t begin = 0; begin < candidates.size(); begin += requests.size()) {
+    requests.assign(std::min(together, candidates.size() - begin), ReadRequest());
+    for (std::size_t r = 0; r < requests.size(); ++r) {
+      const Candidate& candidate = candidates[begin + r];
+      requests[r].file = candidate.file->file.get();
+      const std::uint64_t sector = requests[r].file->read_alignment();
+      const std::uint64_t offset = layout_.RecordOffset(candidate.row);
+      requests[r].offset = offset / sector * sector;
+      requests[r].buffer = buffer.span().subspan(
+          r * most_bytes, AlignUp(offset + layout_.record_bytes, sector) - requests[r].offset);
+    }
+    TERRACE_RETURN_IF_ERROR(queue->Run(requests));
+    for (std::size_t r = 0; r < requests.size(); ++r) {
+      TERRACE_RETURN_IF_ERROR(TakeCandidate(order, candidates[begin + r], requests[r]));
+    }
   }
   return OkStatus();
+}
+
+Status StoreImpl::TakeCandidate(std::span<SortedKey> order, const Candidate& candidate,
+                                const ReadRequest& request) {
+  const std::string& path = candidate.file->path;
+  if (request.bytes_read != request.buffer.size()) {
+    return CorruptionError(fmt::format("{}: ends at offset {}, inside of its records", path,
+                                       request.offset + request.bytes_read));
+  }
+  read_bytes_.fetch_add(request.bytes_read, std::memory_order_relaxed);
+  read_requests_.fetch_add(1, std::memory_order_relaxed);
+  SortedKey& key = order[candidate.sorted];
+  const Key wanted = UnmixKey(key.hash);
+  const std::uint64_t offset = layout_.RecordOffset(candidate.row);
+  const std::byte* record = request.buffer.data() + (offset - request.offset);
+  TERRACE_RETURN_IF_ERROR(
+      CheckRecord(record, layout_, candidate.file->seed, path, offset, &wanted));
+  key.stored = HeadOf(record).key == wanted;
+  return key.stored ? OkStatus() : CheckMistaken(record, wanted, path, offset);
 }
 
 FilePtr StoreImpl::NewFile(std::unique_ptr<File> file, const ParameterFileInfo& info) const {
