@@ -15,7 +15,7 @@
 namespace terrace {
 namespace {
 
-// Keys looked up together: their lines are asked for while those of the group before are used.
+// Keys that take a step of a look-up together.
 constexpr std::size_t kGroup = 64;
 // Lines that a key tries a step of its own apart; then one after another, until one has room.
 constexpr std::uint32_t kHops = 16;
@@ -147,47 +147,65 @@ void SegmentedIndex<Line>::ForEachFound(std::span<const std::uint64_t> hashes, V
     for (std::size_t i = 0; i < hashes.size(); ++i) visit(i, Spot());
     return;
   }
-  std::array<Walk, kGroup> walks[2];
-  const auto group_at = [&](std::size_t begin) {
-    return hashes.subspan(begin, std::min(kGroup, hashes.size() - begin));
+  // A key takes four steps: its home block's place is asked for, then its home line, then that is
+  // looked into, and what goes on to other lines is followed. Keys of a group take a step together,
+  // and those of different groups in turn, so that memory and processor work at the same time.
+  struct Group {
+    std::array<Walk, kGroup> walks;
+    std::array<Spot, kGroup> spots;
+    std::array<std::uint32_t, kGroup> pending;
+    std::size_t pending_count = 0;
   };
-  // Asks for the places of the home blocks, then for the home lines.
-  const auto start = [&](std::span<const std::uint64_t> group, std::array<Walk, kGroup>* of) {
-    for (std::size_t i = 0; i < group.size(); ++i) {
-      Walk& walk = (*of)[i] = StartWalk(group[i]);
-      if (walk.segment->lines == 0) continue;
-      __builtin_prefetch(&walk.segment->blocks[walk.number / kBlockLines]);
-    }
-    for (std::size_t i = 0; i < group.size(); ++i) {
-      Walk& walk = (*of)[i];
-      if (walk.segment->lines == 0) continue;
-      walk.line = walk.segment->line(walk.number);
-      __builtin_prefetch(walk.line);
-    }
-  };
-  std::array<Spot, kGroup> spots;
-  std::array<std::uint32_t, kGroup> pending;
-  if (!hashes.empty()) start(group_at(0), &walks[0]);
-  for (std::size_t begin = 0, g = 0; begin < hashes.size(); begin += kGroup, g ^= 1) {
-    const auto group = group_at(begin);
-    if (begin + kGroup < hashes.size()) start(group_at(begin + kGroup), &walks[g ^ 1]);
-    // Keys that go on to another line wait for it together.
-    std::size_t count = group.size();
-    for (std::uint32_t i = 0; i < count; ++i) {
-      pending[i] = i;
-      spots[i] = Spot();
-    }
-    while (count > 0) {
-      std::size_t kept = 0;
-      for (std::size_t p = 0; p < count; ++p) {
-        const std::uint32_t i = pending[p];
-        if (Step<kToRoom>(group[i], &walks[g][i], &spots[i])) continue;
-        __builtin_prefetch(walks[g][i].line);
-        pending[kept++] = i;
+  constexpr std::size_t kSteps = 4;
+  std::array<Group, kSteps> groups;
+  const std::size_t count = (hashes.size() + kGroup - 1) / kGroup;
+  for (std::size_t now = 0; now < count + kSteps - 1; ++now) {
+    const auto group = [&](std::size_t step) { return &groups[(now + kSteps - step) % kSteps]; };
+    // Its keys: none before the first group and after the last.
+    const auto keys = [&](std::size_t step) {
+      if (now < step || now - step >= count) return std::span<const std::uint64_t>();
+      const std::size_t begin = (now - step) * kGroup;
+      return hashes.subspan(begin, std::min(kGroup, hashes.size() - begin));
+    };
+    const auto asked = keys(0), placed = keys(1), looked = keys(2), followed = keys(3);
+    Group* const looking = group(2);
+    looking->pending_count = 0;
+    for (std::size_t i = 0; i < kGroup; ++i) {
+      if (i < asked.size()) {
+        Walk& walk = group(0)->walks[i] = StartWalk(asked[i]);
+        if (walk.segment->lines > 0) {
+          __builtin_prefetch(&walk.segment->blocks[walk.number / kBlockLines]);
+        }
       }
-      count = kept;
+      if (i < placed.size()) {
+        Walk& walk = group(1)->walks[i];
+        if (walk.segment->lines > 0) {
+          walk.line = walk.segment->line(walk.number);
+          __builtin_prefetch(walk.line);
+        }
+      }
+      if (i < looked.size()) {
+        looking->spots[i] = Spot();
+        if (Step<kToRoom>(looked[i], &looking->walks[i], &looking->spots[i])) continue;
+        __builtin_prefetch(looking->walks[i].line);
+        looking->pending[looking->pending_count++] = static_cast<std::uint32_t>(i);
+      }
     }
-    for (std::size_t i = 0; i < group.size(); ++i) visit(begin + i, spots[i]);
+    if (followed.empty()) continue;
+    Group* const following = group(3);
+    while (following->pending_count > 0) {
+      std::size_t kept = 0;
+      for (std::size_t p = 0; p < following->pending_count; ++p) {
+        const std::uint32_t i = following->pending[p];
+        if (Step<kToRoom>(followed[i], &following->walks[i], &following->spots[i])) continue;
+        __builtin_prefetch(following->walks[i].line);
+        following->pending[kept++] = i;
+      }
+      following->pending_count = kept;
+    }
+    for (std::size_t i = 0; i < followed.size(); ++i) {
+      visit((now - 3) * kGroup + i, following->spots[i]);
+    }
   }
 }
 
