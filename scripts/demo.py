@@ -2,6 +2,7 @@
 import argparse
 import json
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ TERRACE = ROOT / "build/bin/terrace"
 FOLDER = ROOT / "runs/demo"
 SEED = 2026
 MIB = 1 << 20
+INTERRUPTED = 130  # Exit status: after a checkpoint.
 
 JOB = """\
 # The job of scripts/demo: a model several times larger than the memory of the whole process.
@@ -40,11 +42,21 @@ def run(*arguments, shown=True):
     command = [str(TERRACE), *map(str, arguments)]
     if shown:
         say("$ " + " ".join(shorten(c) for c in command))
-    result = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-    if result.returncode != 0:
-        print(result.stdout)
-        fail(f"terrace {arguments[0]} ended with exit status {result.returncode} (its message is above)")
-    return result.stdout
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    while True:
+        try:
+            output = process.communicate()[0]
+            break
+        except KeyboardInterrupt:
+            # The program was told as well: it takes a checkpoint, or ends at once when told again.
+            continue
+    if process.returncode == INTERRUPTED or process.returncode == -signal.SIGINT:
+        print(output, end="")
+        sys.exit(INTERRUPTED)
+    if process.returncode != 0:
+        print(output)
+        fail(f"terrace {arguments[0]} ended with exit status {process.returncode} (its message is above)")
+    return output
 
 
 def shorten(argument):
@@ -60,6 +72,7 @@ def generate(rows, first_row, path):
         if kept["settings"] == settings and kept["bytes"] == path.stat().st_size:
             say(f"{shorten(str(path))} is there from an earlier demo")
             return kept["oracle"]
+    path.unlink(missing_ok=True)
     options = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
     oracle = json.loads(run("generate", "--output", path, *options, "--json"))["oracle"]
     note.write_text(json.dumps({"settings": settings, "bytes": path.stat().st_size, "oracle": oracle}))
@@ -84,7 +97,7 @@ def report(summary, oracle, evaluated, run_folder, seconds):
                   f"{cache['evictions']:,} rows evicted"),
         ("SSD", f"{mib(ssd['read_bytes'])} read, {mib(ssd['write_bytes'])} written, "
                 f"{mib(ssd['disk_bytes'])} held now"),
-        ("longest stage", f"{longest}, busy {stages[longest]['busy_seconds']:.1f} s of {summary['seconds']:.1f} s"),
+        ("longest stage", f"'{longest}', busy {stages[longest]['busy_seconds']:.1f} s of {summary['seconds']:.1f} s"),
         ("AUC", f"{evaluated['auc']:.4f} on examples it has not seen; the oracle that drew the labels: "
                 f"{oracle['auc']:.4f}"),
         ("log loss", f"{evaluated['logloss']:.4f}; the oracle's: {oracle['logloss']:.4f}"),
