@@ -172,7 +172,7 @@ def test_second_signal_ends_at_once(terrace, workspace, job, undisturbed):
     run.wait_for_metrics(process, 3)
     process.signal(signal.SIGTERM)
     process.signal(signal.SIGTERM)
-    process.wait(20)
+    process.wait(60)
     resume_and_compare(run, expected, "after two signals")
 
 
