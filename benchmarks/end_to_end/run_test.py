@@ -13,9 +13,10 @@ def test_overlap(tmp_path):
                     "--budget", "448MiB", "--repeats", "1", "--threads", "1", "--scratch", tmp_path, "--output", output],
                    check=True, stdin=subprocess.DEVNULL)
     figures = json.loads(output.read_text())["figures"]
-    bound = max(figures["longest_stage_seconds"], figures["cpu_seconds_per_core"])
-    assert 0 < bound <= figures["wall_depth_0"]
-    assert figures["ratio"] == figures["wall_depth_2"] / bound
+    stage, cpu = figures["longest_stage_seconds"], figures["cpu_seconds_per_core"]
+    # More threads than the one that is asked for may work at a time: CPU seconds have no such limit.
+    assert 0 < stage <= figures["wall_depth_0"] and cpu > 0
+    assert figures["ratio"] == figures["wall_depth_2"] / max(stage, cpu)
 
 
 def test_curve(tmp_path):

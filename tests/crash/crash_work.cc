@@ -364,6 +364,9 @@ Status Worker::Reclaim() {
   // Deletion records are looked at again when other files have gone, so that some work goes on.
   StoreStats stats;
   for (int time = 0; time < kMostReclaims; ++time) {
+    // First: what a flush makes stale behind a compaction is compacted beside the checkpoints, the
+    // first of which then holds the files of before.
+    TERRACE_RETURN_IF_ERROR(cache_->FlushDirty());
     TERRACE_RETURN_IF_ERROR(Compact());
     // No older checkpoint keeps a file.
     for (std::size_t i = 0; i < kKeep; ++i) TERRACE_RETURN_IF_ERROR(TakeCheckpoint());

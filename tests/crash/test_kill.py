@@ -36,50 +36,55 @@ def resume_and_compare(run, expected, what):
     run.verify()
 
 
-def kill_after(run, seconds, *flags):
-    """What came of a process that was killed then, if it was still running."""
+def kill_after(run, lines, seconds, *flags):
+    """What came of a process that was killed so long after it had so many lines of metrics, if it was still running.
+    Lines are the clock of a run, however busy the machine is."""
     process = run.start(*flags)
-    process.started = time.monotonic()
-    while process.poll() is None and time.monotonic() - process.started < seconds:
+    run.wait_for_metrics(process, lines)
+    since = time.monotonic()
+    while process.poll() is None and time.monotonic() - since < seconds:
         time.sleep(0.001)
     process.signal(signal.SIGKILL)
-    return process.wait()
+    outcome = process.wait()
+    assert outcome.code in (-signal.SIGKILL, 0), outcome.output[-4000:]
+    return outcome
 
 
 def test_moments(terrace, workspace, job, undisturbed, sample_seed, full):
-    """At moments uniform over the undisturbed run; every third is killed again while it resumes."""
+    """At moments uniform over the lines of a run, its start and its end; every third is killed again while it resumes."""
     expected, seconds, _ = undisturbed
     count = 1000 if full else 50
     rng = random.Random(sample_seed)
-    print(f"--sample-seed {sample_seed}: {count} moments in {seconds:.2f} s")
+    lines = len(expected["metrics"])
+    print(f"--sample-seed {sample_seed}: {count} moments over {lines} lines, {seconds:.2f} s")
     shares = [(i + rng.random()) / count for i in range(count)]
     rng.shuffle(shares)
     killed = between = 0
     for number, share in enumerate(shares):
-        moment = seconds * share
+        # As many moments lie before the first line as in three intervals, and as many after the last one.
+        place = share * (lines + 5) - 2
+        after = min(max(int(place), 0), lines)
         folder = workspace / str(number)
         folder.mkdir()
         run = harness.Run(terrace, folder, job)
-        outcome = kill_after(run, moment)
+        outcome = kill_after(run, after, (seconds / 5 if place < 1 else seconds / lines) * rng.random())
         if outcome.code == -signal.SIGKILL:
             killed += 1
             between += bool(run.checkpoints())
-        else:
-            # The undisturbed run was slower: others ran beside it.
-            seconds = min(seconds, outcome.seconds)
         if number % 3 == 2:
-            kill_after(run, seconds * rng.random(), "--resume")
-        resume_and_compare(run, expected, f"killed after {moment:.3f} s")
+            # The lines since the last checkpoint are gone once it trains.
+            kill_after(run, 0, seconds * rng.random(), "--resume")
+        resume_and_compare(run, expected, f"killed after {after} lines")
         harness.remove(folder)
     print(f"{killed} killed, {between} between the first and the last checkpoint")
     assert killed >= count // 2, "the kills came too late"
-    assert between >= count * 6 // 10, "too few kills between the first and the last checkpoint"
+    assert between >= count // 2, "too few kills between the first and the last checkpoint"
 
 
 @pytest.fixture(scope="module")
 def smaller(terrace, logs, job, tmp_path_factory):
     """A job that takes seconds by either index, and what it comes to."""
-    job = harness.merge(job, {"data.train": [str(logs.criteo(3000, **jobs.EVICTING_LOG))], "metrics.every_examples": 512})
+    job = harness.merge(job, {"data.train": [str(logs.criteo(4000, **jobs.EVICTING_LOG))], "metrics.every_examples": 512})
     run = harness.Run(terrace, tmp_path_factory.mktemp("smaller"), job)
     run.train().expect(0)
     assert run.summary()["cache"]["evictions"] > 0
@@ -98,12 +103,12 @@ def test_drawn_settings(terrace, workspace, smaller, sample_seed, full, index):
         folder.mkdir()
         run = harness.Run(terrace, folder, job, **settings)
         lines = rng.randrange(1, 8)
-        for flags in ((), ("--resume",)):
-            process = run.start(*flags)
-            run.wait_for_metrics(process, lines)
-            process.signal(signal.SIGKILL)
-            process.wait().expect(-signal.SIGKILL)
-            lines += 2
+        # Sooner, should the run have ended before the signal came.
+        while kill_after(run, lines, 0).code == 0:
+            harness.remove(run.path)
+            lines //= 2
+        killed = kill_after(run, lines + 2, 0, "--resume").code
+        print(f"killed after {lines} lines, {'and while it resumed' if killed else 'and ended'}")
         resume_and_compare(run, expected, f"killed with {settings}")
         harness.remove(folder)
 
@@ -130,22 +135,24 @@ def test_every_sync_point(terrace, workspace, job, undisturbed, sample_seed, ful
 
 def test_every_sync_point_of_a_resume(terrace, workspace, job, undisturbed, sample_seed):
     """What a resume passes before it trains: recovery, removal of what came later."""
-    expected, seconds, _ = undisturbed
+    expected, _, _ = undisturbed
     record = workspace / "points"
     run = harness.Run(terrace, workspace, job)
-    for share in (0.6, 0.4, 0.2):  # The machine may be less busy than it was for the undisturbed run.
-        if kill_after(run, seconds * share).code == -signal.SIGKILL:
-            break
-        harness.remove(run.path)
+    run.train("--test-kill-at", "checkpoint.before_publish:4").expect(-signal.SIGKILL)
     harness.copy_run(run.path, workspace / "killed")
     run.train("--resume", "--test-record-sync-points", record).expect(0)
     harness.assert_same(expected, run.result(), "resumed while points were recorded")
     points = list(dict.fromkeys(record.read_text().split()))
+    # Once it trains, what compaction does is a matter of time.
+    recovery = points[:points.index("cache.pin.before_read") + 1]
+    assert "store.open.before_remove" in recovery, points
     rng = random.Random(sample_seed)
-    for point in rng.sample(points, min(4, len(points))):
+    for point in recovery + rng.sample(sorted(set(points) - set(recovery)), 2):
         harness.remove(run.path)
         harness.copy_run(workspace / "killed", run.path)
-        run.train("--resume", "--test-kill-at", point).expect(-signal.SIGKILL)
+        outcome = run.train("--resume", "--test-kill-at", point)
+        assert outcome.code in (-signal.SIGKILL, 0), outcome.output[-4000:]
+        assert outcome.code != 0 or point not in recovery, f"{point} was recorded, but not hit"
         resume_and_compare(run, expected, f"killed at {point} of the resume")
 
 
@@ -165,15 +172,16 @@ def test_second_signal_ends_at_once(terrace, workspace, job, undisturbed):
     run.wait_for_metrics(process, 3)
     process.signal(signal.SIGTERM)
     process.signal(signal.SIGTERM)
-    process.wait(20)
+    process.wait(60)
     resume_and_compare(run, expected, "after two signals")
 
 
 def test_one_trainer_a_run(terrace, workspace, job):
-    run = harness.Run(terrace, workspace, job)
+    run = harness.Run(terrace, workspace, job, **{"data.epochs": 500})
     process = run.start()
     run.wait_for_metrics(process, 2)
-    assert process.poll() is None, "the first trainer is done already"
     outcome = run.train("--resume").expect(1)
     assert str(process.popen.pid) in outcome.output, f"the holder is not named:\n{outcome.output}"
-    process.wait().expect(0)
+    process.signal(signal.SIGTERM)
+    process.wait().expect(130)
+    run.verify()

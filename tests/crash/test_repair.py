@@ -485,7 +485,7 @@ def test_refused_beside_a_trainer(terrace, job, workspace, log):
     # Verification works beside it, whatever the trainer writes and drops meanwhile.
     assert findings(run) == []
     process.signal(signal.SIGTERM)
-    process.wait(60).expect(130)
+    process.wait().expect(130)
 
 
 def test_quota(terrace, job, killed, workspace, log):

@@ -179,6 +179,8 @@ RowCacheImpl::RowCacheImpl(const RowCacheOptions& options, Clock* clock, std::ve
       supply_(chunk_bytes, options.background) {}
 
 RowCacheImpl::~RowCacheImpl() {
+  // A write in flight says which of its rows are stored: until it is in, no sweep may take them.
+  write_back_->Stop();
   for (Store* store : stores_) store->SetHolder(nullptr);
   {
     MutexLock lock(&mu_);

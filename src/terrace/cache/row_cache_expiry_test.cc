@@ -5,11 +5,16 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "terrace/base/mutex.h"
 #include "terrace/base/rng.h"
+#include "terrace/base/sync_point.h"
+#include "terrace/base/thread.h"
 #include "terrace/cache/testing/store_tiers.h"
 #include "terrace/io/testing/test_data.h"
 
@@ -173,6 +178,70 @@ TEST_P(Expiring, ACheckpointWritesNoExpiredRow) {
   pinned->MarkDirty(0, keys.size());
   TERRACE_ASSERT_OK(cache().FlushDirty());
   EXPECT_EQ(tiers_.store_stats().live_rows, keys.size());
+}
+
+// A write that is in flight when the cache is closed says of its rows that they are stored: until
+// it has ended, sweeps leave them to it.
+TEST(ExpiringRows, AreHeldUntilTheLastWriteOfAClosedCache) {
+  Mutex mu;
+  CondVar changed;
+  bool held = false, let_go = false;
+  SyncPoint::Arm([&](std::string_view name) {
+    if (name != "store.write.before_index") return;
+    MutexLock lock(&mu);
+    held = true;
+    changed.NotifyAll();
+    while (!let_go) changed.Wait(&mu);
+  });
+  const auto hold = [&](bool stop) {
+    MutexLock lock(&mu);
+    let_go = !stop;
+    held = false;
+    changed.NotifyAll();
+  };
+  hold(false);
+  // After the tiers, whose threads pass other points.
+  struct Disarm {
+    ~Disarm() { SyncPoint::Arm(nullptr); }
+  } disarm;
+  Deadlines expiry;
+  StoreTiers tiers(/*background=*/true, FreshRow, &expiry);
+  TERRACE_ASSERT_OK(tiers.Open());
+  const std::vector<Key> keys = KeyRange(0, 100);  // Less than the write buffers take.
+  const auto train = [&] {
+    auto pinned = tiers.cache().Pin(keys);
+    TERRACE_ASSERT_OK(pinned);
+    const std::uint64_t deadline = 1;
+    for (std::size_t w = 0; w < keys.size(); ++w) {
+      std::memcpy(pinned->row(w), &deadline, sizeof deadline);
+    }
+    pinned->MarkDirty(0, keys.size());
+  };
+  ASSERT_NO_FATAL_FAILURE(train());
+  TERRACE_ASSERT_OK(tiers.cache().FlushDirty());
+  ASSERT_NO_FATAL_FAILURE(train());
+  hold(true);
+  TERRACE_ASSERT_OK(tiers.cache().WriteAhead(keys.size()));
+  {
+    MutexLock lock(&mu);
+    while (!held) changed.Wait(&mu);
+  }
+  std::atomic<bool> closing = false;
+  Thread closer("closer", ThreadPriority::kNormal, [&] {
+    closing = true;
+    tiers.CloseCache();
+  });
+  while (!closing) std::this_thread::yield();
+  // Time enough for the closer to do harm.
+  for (int time = 0; time < 500; ++time) {
+    expiry.Pass();
+    TERRACE_EXPECT_OK(tiers.Compact());
+  }
+  hold(false);
+  closer.Join();
+  expiry.Pass();
+  TERRACE_EXPECT_OK(tiers.Compact());
+  EXPECT_EQ(tiers.store_stats().live_rows, 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, Expiring, testing::Bool());

@@ -80,7 +80,9 @@ Status WriteBack::Allocate() {
   return OkStatus();
 }
 
-WriteBack::~WriteBack() {
+WriteBack::~WriteBack() { Stop(); }
+
+void WriteBack::Stop() {
   {
     MutexLock lock(&mu_);
     stop_ = true;

@@ -50,7 +50,9 @@ class WriteBack {
   // kOutOfMemory.
   static Result<std::unique_ptr<WriteBack>> Create(const WriteBackOptions& options,
                                                    std::vector<Store*> stores);
-  ~WriteBack();  // Ends after the write in flight; what is not written is lost.
+  ~WriteBack();  // After Stop().
+  // Returns after the writes in flight; what is not written by then is lost, but still found here.
+  void Stop() TERRACE_EXCLUDES(mu_);
 
   // Takes rows in. While one lives, nobody else gets at the buffers: another thread's Flush() or
   // MakeRoom() would submit a part-filled one under the appender's feet. Its owner blocks on

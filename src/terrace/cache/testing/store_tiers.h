@@ -88,6 +88,7 @@ class StoreTiers {
     for (auto& store : stores_) store->WantSweep();
   }
 
+  void CloseCache() { cache_.reset(); }
   RowCache& cache() { return *cache_; }
   Store& StoreOf(Key key) { return *stores_[ShardOfHash(MixKey(key), kShards)]; }
   // Of all stores since Open().
