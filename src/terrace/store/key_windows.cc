@@ -24,7 +24,8 @@ constexpr std::uint64_t kWindowEntries = 4096, kMostWindowEntries = 65536, kEntr
 constexpr std::size_t kPrefetchSources = 2;
 // Of equal bucket: more are not sorted by insertion.
 constexpr std::uint32_t kLongBucket = 32;
-// Places by which a word comes behind those of its bucket before that is looked at.
+// Places that a word moves up within its bucket without a branch; the few that lie further behind
+// are sorted by insertion.
 constexpr std::size_t kBehind = 2;
 
 // Keeps the greater one, returns the other, without a branch to mispredict.
@@ -340,8 +341,8 @@ Status KeyWindows::Take(std::uint32_t source, std::uint64_t limit) {
   return OkStatus();
 }
 
-// By buckets of the bits of the hash that differ within a window, of which most hold one version or
-// two. Words are sorted, of bits of the hash above the number of a taken version.
+// A counting sort to buckets of about one version, by the first bits of the hash that differ within
+// a window. What moves are words: bits of the hash above the number of the version in taken_.
 void KeyWindows::Sort() {
   std::uint32_t sum = 0, longest = 0;
   for (std::uint32_t& place : places_) {
@@ -375,7 +376,8 @@ void KeyWindows::Sort() {
       });
     }
   }
-  // Brings what belongs up to kBehind places before to its place, without a branch to mispredict.
+  // Two passes at once, each of which carries the greatest so far on: all move up by a place that
+  // have a greater one before them.
   std::uint64_t greatest = 0, second = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint64_t lesser = ExchangeGreater(words[i], &greatest);
