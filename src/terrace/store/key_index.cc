@@ -5,11 +5,13 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "terrace/base/check.h"
+#include "terrace/base/raw_vector.h"
 #include "terrace/base/rng.h"
 
 namespace terrace {
@@ -313,7 +315,7 @@ void SegmentedIndex<Line>::SpreadLines(const Segment& segment, std::uint32_t bef
   for (std::uint32_t number = before; number-- > 0;) {
     if (number >= kAhead) __builtin_prefetch(segment.line(number - kAhead), 1);
     const Line old = *segment.line(number);
-    ClearLine(segment.line(number));
+    *segment.line(number) = Line{};
     const auto first = static_cast<std::uint32_t>(std::uint64_t{number} * segment.lines / before);
     Line loose;
     Line* to[kLoose + 1];
@@ -388,14 +390,9 @@ Status SegmentedIndex<Line>::TakeLines(Segment* segment, std::uint64_t lines) {
 }
 
 template <typename Line>
-void SegmentedIndex<Line>::ClearLine(Line* line) {
-  std::memset(static_cast<void*>(line), 0, sizeof(Line));
-}
-
-template <typename Line>
 void SegmentedIndex<Line>::ClearLines(const Segment& segment, std::uint32_t first) {
   for (std::uint32_t number = first; number < segment.lines; ++number) {
-    ClearLine(segment.line(number));
+    *segment.line(number) = Line{};
   }
 }
 
@@ -459,7 +456,6 @@ Status SegmentedIndex<Line>::Fill(std::span<const std::uint64_t> hashes, const P
     // Nobody else touches this segment.
     Segment* const segment = &segments_[s];
     others.clear();
-    ClearLines(*segment, 0);
     FillSegment(*segment, part, places + begin, &others);
     segment->count = static_cast<std::uint32_t>(part.size() - others.size());
     MutexLock lock(&fill_mu_);
@@ -484,38 +480,60 @@ template <typename Line>
 void SegmentedIndex<Line>::FillSegment(const Segment& segment,
                                        std::span<const std::uint64_t> hashes, const Place* places,
                                        std::vector<Other>* others) const {
-  // First each line gets those at home there, then what did not fit looks for room.
-  std::vector<Loose> homeless;
+  // First each line gets those at home there, then what did not fit hops on.
+  using Product = std::conditional_t<Line::kHashBits + 32 <= 64, std::uint64_t, Uint128>;
+  struct Homeless {
+    std::uint32_t key, line;
+  };
+  RawVector<Homeless> homeless(hashes.size());
+  std::size_t left = 0;                      // Homeless ones.
   std::uint64_t before = ~std::uint64_t{0};  // No bits of a hash.
-  std::uint32_t home = segment.lines;        // No line.
-  std::uint32_t count = 0;                   // Entries of the home line.
-  Line* line = nullptr;
-  for (std::size_t i = 0; i < hashes.size(); ++i) {
-    const std::uint64_t bits = BitsOf(hashes[i]);
-    if (bits == before) {
-      // The one before is the line's last entry, or has found no room.
-      if (count <= Line::kWays) {
-        line->state.shared = 1;
-      } else {
-        homeless.back().shared = true;
+  Product end = 0;                           // Bits times lines, of the first key behind the line.
+  const auto keys = static_cast<std::uint32_t>(hashes.size());
+  for (std::uint32_t number = 0, i = 0; number < segment.lines; ++number) {
+    Line* const line = segment.line(number);
+    *line = Line{};
+    std::uint32_t count = 0;
+    end += Product{1} << Line::kHashBits;
+    for (; i < keys; ++i) {
+      const std::uint64_t bits = BitsOf(hashes[i]);
+      if (Product{bits} * segment.lines >= end) break;
+      if (bits == before) {
+        if (count <= Line::kWays) line->state.shared = 1;  // Else the one before is homeless.
+        others->push_back({hashes[i], places[i]});
+        continue;
       }
-      others->push_back({hashes[i], places[i]});
-      continue;
+      before = bits;
+      if (count < Line::kWays) {
+        line->Set(count, bits, Pack(places[i]));
+      } else {
+        homeless[left++] = {i, number};
+      }
+      ++count;
     }
-    before = bits;
-    if (const std::uint32_t number = HomeOf(bits, segment.lines); number != home) {
-      home = number;
-      count = 0;
-      line = segment.line(home);
-    }
-    if (++count > Line::kWays) {
-      homeless.push_back({bits, Pack(places[i]), false});
-      continue;
-    }
-    line->Set(count - 1, bits, Pack(places[i]));
-    line->state.count = count & 0xf;
+    line->state.count = std::min(count, Line::kWays) & 0xf;
   }
-  for (const Loose& entry : homeless) InsertEntry(segment, entry);
+  // As InsertEntry does, all of them a hop at a time: of one after another each would wait for the
+  // branches of the one before, which nothing foresees.
+  for (std::uint32_t tried = 1; left > 0; ++tried) {
+    const std::span<Homeless> hopping = std::span(homeless).first(left);
+    for (Homeless& entry : hopping) {
+      LineState& full = segment.line(entry.line)->state;
+      if (full.passed < kMaxPassed) ++full.passed;
+      entry.line = NextLine(BitsOf(hashes[entry.key]), entry.line, tried, segment.lines);
+    }
+    left = 0;
+    for (const Homeless& entry : hopping) {
+      Line* const line = segment.line(entry.line);
+      if (line->state.count == Line::kWays) {
+        homeless[left++] = entry;
+        continue;
+      }
+      const std::uint64_t bits = BitsOf(hashes[entry.key]);
+      const bool shared = entry.key + 1 < keys && BitsOf(hashes[entry.key + 1]) == bits;
+      Append(line, {bits, Pack(places[entry.key]), shared});
+    }
+  }
 }
 
 template <typename Line>

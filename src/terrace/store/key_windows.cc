@@ -21,9 +21,20 @@ constexpr std::uint64_t kRequestBytes = 512 << 10;
 // even where there are thousands.
 constexpr std::uint64_t kWindowEntries = 4096, kMostWindowEntries = 65536, kEntriesOfASection = 8;
 // Sections whose next entries are asked for ahead of their use.
-constexpr std::size_t kPrefetchSources = 4;
+constexpr std::size_t kPrefetchSources = 2;
 // Of equal bucket: more are not sorted by insertion.
 constexpr std::uint32_t kLongBucket = 32;
+// Places that a word moves up within its bucket without a branch; the few that lie further behind
+// are sorted by insertion.
+constexpr std::size_t kBehind = 2;
+
+// Keeps the greater one, returns the other, without a branch to mispredict.
+std::uint64_t ExchangeGreater(std::uint64_t word, std::uint64_t* greatest) {
+  const bool less = word < *greatest;
+  const std::uint64_t lesser = less ? word : *greatest;
+  *greatest = less ? *greatest : word;
+  return lesser;
+}
 
 std::uint64_t BlocksFor(std::uint64_t entries) {
   return (entries + kBlockEntries - 1) / kBlockEntries;
@@ -270,14 +281,16 @@ Result<std::span<const KeyVersion>> KeyWindows::Next() {
   end_ = std::min(last_, base_ | span);
   done_ = end_ == last_;
   count_ = 0;
+  std::fill(places_.begin(), places_.end(), 0);
   for (std::uint32_t source = 0; source < runs_.size(); ++source) {
-    // Each has a few lines of memory for a window, which nothing but this foresees.
+    // Each has some lines of memory for a window, which nothing but this foresees.
     if (const std::size_t later = source + kPrefetchSources; later < runs_.size()) {
       const KeyRounds::Piece& piece = rounds_->now_->pieces[later];
       const std::byte* const at =
           piece.entries + (runs_[later].next - piece.begin) * kKeyEntryBytes;
-      __builtin_prefetch(at);
-      __builtin_prefetch(at + 64);
+      const std::uint64_t bytes =
+          std::min(ahead_, (runs_[later].end - runs_[later].next) * kKeyEntryBytes);
+      for (std::uint64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 0, 2);
     }
     TERRACE_RETURN_IF_ERROR(Take(source, end_));
     // Its hash is beyond the range.
@@ -285,6 +298,7 @@ Result<std::span<const KeyVersion>> KeyWindows::Next() {
       return rounds_->OutOfOrder(source, runs_[source].next);
     }
   }
+  ahead_ = kKeyEntryBytes * count_ / runs_.size() + 64;
   Sort();
   base_ = end_ + 1;
   return std::span<const KeyVersion>(sorted_.data(), count_);
@@ -294,9 +308,12 @@ Status KeyWindows::Take(std::uint32_t source, std::uint64_t limit) {
   constexpr std::uint64_t kStep = 8;  // Hashes that the processor mixes side by side.
   Run& run = runs_[source];
   const KeyRounds::Piece& piece = rounds_->now_->pieces[source];
+  std::uint32_t* const counts = places_.data();
+  const int lead = 64 - window_bits_, rest = 64 - bucket_bits_;
   // The least that the next hash may be; 0 after the greatest one.
   std::uint64_t least = base_;
   std::uint64_t i = run.next;
+  std::size_t count = count_;
   for (bool more = true; more && i < run.end;) {
     const std::uint64_t step = std::min(kStep, run.end - i);
     std::uint64_t hashes[kStep];
@@ -305,7 +322,8 @@ Status KeyWindows::Take(std::uint32_t source, std::uint64_t limit) {
     } else {
       for (std::uint64_t k = 0; k < step; ++k) hashes[k] = piece.HashAt(i + k);
     }
-    if (taken_.size() < count_ + kStep) taken_.resize(2 * count_ + kStep);
+    if (taken_.size() < count + kStep) taken_.resize(2 * count + kStep);
+    KeyVersion* const taken = taken_.data();
     for (std::uint64_t k = 0; k < step; ++k, ++i) {
       const std::uint64_t hash = hashes[k];
       if (hash < least || (least == 0 && i > run.next)) return rounds_->OutOfOrder(source, i);
@@ -313,25 +331,19 @@ Status KeyWindows::Take(std::uint32_t source, std::uint64_t limit) {
         more = false;
         break;
       }
-      taken_[count_++] = KeyVersion::Of(hash, source, i, piece.At(i).version);
+      taken[count++] = KeyVersion::Of(hash, source, i, piece.At(i).version);
+      ++counts[hash << lead >> rest];
       least = hash + 1;
     }
   }
   run.next = i;
+  count_ = count;
   return OkStatus();
 }
 
-// By the bits of the hash that differ within a window; what shares them is nearly sorted.
+// A counting sort to buckets of about one version, by the first bits of the hash that differ within
+// a window. What moves are words: bits of the hash above the number of the version in taken_.
 void KeyWindows::Sort() {
-  const std::uint64_t mask = places_.size() - 1;
-  const int shift = window_bits_ - bucket_bits_;
-  const auto bucket_of = [&](const KeyVersion& version) {
-    return static_cast<std::size_t>(version.hash >> shift & mask);
-  };
-  if (sorted_.size() < count_) sorted_.resize(taken_.size());
-  const std::span<const KeyVersion> taken(taken_.data(), count_);
-  std::fill(places_.begin(), places_.end(), 0);
-  for (const KeyVersion& version : taken) ++places_[bucket_of(version)];
   std::uint32_t sum = 0, longest = 0;
   for (std::uint32_t& place : places_) {
     const std::uint32_t count = place;
@@ -339,23 +351,46 @@ void KeyWindows::Sort() {
     place = sum;
     sum += count;
   }
-  for (const KeyVersion& version : taken) sorted_[places_[bucket_of(version)]++] = version;
+  if (sorted_.size() < count_) sorted_.resize(taken_.size());
+  if (words_.size() < taken_.size() + kBehind) words_.resize(taken_.size() + kBehind);
+  const std::uint64_t numbers = std::bit_ceil(count_ + 1) - 1;
+  const std::size_t count = count_;
+  const KeyVersion* const taken = taken_.data();
+  std::uint64_t* const behind = words_.data();
+  std::uint64_t* const words = behind + kBehind;
+  std::uint32_t* const places = places_.data();
+  const int lead = 64 - window_bits_;
+  const int rest = 64 - bucket_bits_;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t bits = taken[i].hash << lead;
+    words[places[bits >> rest]++] = (bits & ~numbers) | i;
+  }
   if (longest > kLongBucket) {
     // Of hot keys, or of keys that somebody chose.
     for (std::size_t b = 0, begin = 0; b < places_.size(); begin = places_[b++]) {
       if (places_[b] - begin <= kLongBucket) continue;
-      std::sort(sorted_.begin() + static_cast<std::ptrdiff_t>(begin),
-                sorted_.begin() + static_cast<std::ptrdiff_t>(places_[b]),
-                [](const KeyVersion& one, const KeyVersion& other) {
-                  return one.hash != other.hash ? one.hash < other.hash : one.origin < other.origin;
-                });
+      std::sort(words + begin, words + places_[b], [&](std::uint64_t one, std::uint64_t other) {
+        one &= numbers, other &= numbers;
+        const std::uint64_t hash = taken[one].hash, other_hash = taken[other].hash;
+        return hash != other_hash ? hash < other_hash : one < other;
+      });
     }
   }
-  for (std::size_t i = 1; i < count_; ++i) {
-    const KeyVersion moving = sorted_[i];
+  // Two passes at once, each of which carries the greatest so far on: all move up by a place that
+  // have a greater one before them.
+  std::uint64_t greatest = 0, second = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t lesser = ExchangeGreater(words[i], &greatest);
+    behind[i] = ExchangeGreater(lesser, &second);
+  }
+  behind[count] = second;
+  behind[count + 1] = greatest;
+  KeyVersion* const sorted = sorted_.data();
+  for (std::size_t i = 0; i < count; ++i) {
+    const KeyVersion moving = taken[words[i] & numbers];
     std::size_t at = i;
-    for (; at > 0 && sorted_[at - 1].hash > moving.hash; --at) sorted_[at] = sorted_[at - 1];
-    sorted_[at] = moving;
+    for (; at > 0 && sorted[at - 1].hash > moving.hash; --at) sorted[at] = sorted[at - 1];
+    sorted[at] = moving;
   }
 }
 

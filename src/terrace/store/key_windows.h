@@ -123,7 +123,7 @@ class KeyRounds {
 
 class KeyWindows {
  public:
-  // Memory: 32 bytes for every entry of a round at the very most; for hashes as MixKey makes them
+  // Memory: 40 bytes for every entry of a round at the very most; for hashes as MixKey makes them
   // some 100 KiB, with thousands of sections ten times as much.
   explicit KeyWindows(const KeyRounds* rounds);
 
@@ -152,8 +152,10 @@ class KeyWindows {
   std::uint64_t base_ = 0;  // The first hash that is not behind.
   std::uint64_t end_ = 0, last_ = 0;
   bool done_ = true;
-  std::size_t count_ = 0;  // Versions of the window, the first ones of each.
+  std::size_t count_ = 0;    // Versions of the window, the first ones of each.
+  std::uint64_t ahead_ = 0;  // Bytes of a section in a window, as the last one had.
   RawVector<KeyVersion> taken_, sorted_;
+  RawVector<std::uint64_t> words_;
   std::vector<std::uint32_t> places_;  // (buckets)
 };
 

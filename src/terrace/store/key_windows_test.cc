@@ -175,22 +175,23 @@ TEST(KeyWindows, HashesThatLieTogether) {
 TEST(KeyWindows, GrainsOfSomeHashes) { EXPECT_TRUE(MergesRight(3, 0, 14, 6'000, 16)); }
 
 // Sections that hold ranges of their own, so that what is read of one waits for the others.
-TEST(KeyWindows, SectionsOneAfterAnother) {
+void WalkOneAfterAnother(std::uint64_t count_of_sections, std::uint64_t count, int bits) {
   for (const bool downwards : {false, true}) {
     Sections sections;
-    constexpr std::uint64_t kSections = 5, kCount = 3'000;
-    for (std::uint64_t s = 0; s < kSections; ++s) {
-      const std::uint64_t base = (downwards ? kSections - 1 - s : s) << 60;
-      std::vector<std::uint64_t> hashes(kCount);
-      for (std::uint64_t i = 0; i < kCount; ++i) hashes[i] = base + (i << 40);
+    for (std::uint64_t s = 0; s < count_of_sections; ++s) {
+      const std::uint64_t base = (downwards ? count_of_sections - 1 - s : s) << bits;
+      std::vector<std::uint64_t> hashes(count);
+      for (std::uint64_t i = 0; i < count; ++i) hashes[i] = base + (i << 40);
       sections.Add(hashes);
     }
     const Sections::Walked walked = sections.Walk(0, kGrain, 3);
     ASSERT_TRUE(walked.status.ok()) << walked.status.ToString();
-    ASSERT_EQ(walked.versions.size(), kSections * kCount);
+    ASSERT_EQ(walked.versions.size(), count_of_sections * count);
     EXPECT_EQ(walked.bytes, sections.bytes());
   }
 }
+TEST(KeyWindows, SectionsOneAfterAnother) { WalkOneAfterAnother(5, 3'000, 60); }
+TEST(KeyWindows, HundredsOfSectionsOneAfterAnother) { WalkOneAfterAnother(500, 700, 55); }
 
 // Where buffers hold grains, rounds end with one; and no more rounds are made than that takes.
 TEST(KeyWindows, RoundsEndWithGrains) {

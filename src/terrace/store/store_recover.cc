@@ -75,6 +75,9 @@ class StoreImpl::KeyShare {
   void TakeWindow(std::span<const KeyVersion> window) {
     std::size_t rows = rows_.hashes.size();
     rows_.Resize(rows + window.size());
+    std::uint64_t* const hashes = rows_.hashes.data();
+    Place* const places = rows_.places.data();
+    const std::uint32_t* const slots = slots_.data();
     for (std::size_t i = 0; i < window.size();) {
       // The newest version of a key has the greatest sequence, and of two copies the one in the
       // younger file.
@@ -86,14 +89,14 @@ class StoreImpl::KeyShare {
         }
         ++counts_[other.source()].stale;
       }
-      const Place place = MakePlace(slots_[newest.source()], newest.row());
+      const Place place = MakePlace(slots[newest.source()], newest.row());
       if (newest.deletion()) {
         ++counts_[newest.source()].deletions;
         deletions.hashes.push_back(newest.hash);
         deletions.places.push_back(place);
       } else {
-        rows_.hashes[rows] = newest.hash;
-        rows_.places[rows++] = place;
+        hashes[rows] = newest.hash;
+        places[rows++] = place;
       }
     }
     rows_.Resize(rows);

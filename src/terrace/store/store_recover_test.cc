@@ -64,11 +64,11 @@ TEST(StoreRecover, TheSameByOneThreadAndByMany) {
 }
 
 // More than one round of reads.
-TEST(StoreRecover, MillionsOfKeys) {
+void RecoverMillionsOfKeys(std::uint64_t file_bytes, std::uint64_t least_files) {
   MemoryFileSystem fs;
   StoreOptions options = StoreHarness::TinyOptions();
   options.row_bytes = 8;
-  options.file_bytes = 8 << 20;
+  options.file_bytes = file_bytes;
   options.io_buffer_bytes = 4 << 20;
   options.stale_share = 0.9;
   DiskQuota quota(kQuota);
@@ -94,6 +94,7 @@ TEST(StoreRecover, MillionsOfKeys) {
   const auto reference = (*store)->Commit(1);
   ASSERT_TRUE(reference.ok());
   const StoreStats before = (*store)->stats();
+  ASSERT_GE(before.files, least_files);
   for (const int threads : {1, 3}) {
     store->reset();
     options.read_threads = threads;
@@ -117,6 +118,11 @@ TEST(StoreRecover, MillionsOfKeys) {
     }
   }
 }
+
+TEST(StoreRecover, MillionsOfKeys) { RecoverMillionsOfKeys(8 << 20, 5); }
+// A write sorts its rows, so that each of its files has a range of hashes of its own: a round
+// brings all of some files and nothing of most.
+TEST(StoreRecover, HundredsOfFilesOfOwnRanges) { RecoverMillionsOfKeys(128 << 10, 300); }
 
 TEST(StoreRecover, DamagedKeysAreNamed) {
   MemoryFileSystem fs;
