@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -149,9 +148,8 @@ void SegmentedIndex<Line>::ForEachFound(std::span<const std::uint64_t> hashes, V
     for (std::size_t i = 0; i < hashes.size(); ++i) visit(i, Spot());
     return;
   }
-  // A key takes four steps: its home block's place is asked for, then its home line, then that is
-  // looked into, and what goes on to other lines is followed. Keys of a group take a step together,
-  // and those of different groups in turn, so that memory and processor work at the same time.
+  // Four steps a key: ask for its home block's place, for its home line, look into that, follow
+  // what goes on. Those of different groups take turns: memory and processor work at the same time.
   struct Group {
     std::array<Walk, kGroup> walks;
     std::array<Spot, kGroup> spots;
@@ -193,7 +191,6 @@ void SegmentedIndex<Line>::ForEachFound(std::span<const std::uint64_t> hashes, V
         looking->pending[looking->pending_count++] = static_cast<std::uint32_t>(i);
       }
     }
-    if (followed.empty()) continue;
     Group* const following = group(3);
     while (following->pending_count > 0) {
       std::size_t kept = 0;
@@ -277,9 +274,8 @@ std::uint64_t SegmentedIndex<Line>::NewBlocks(const Segment& segment, std::uint6
 }
 
 template <typename Line>
-typename SegmentedIndex<Line>::Loose SegmentedIndex<Line>::EntryOf(const Segment& segment,
-                                                                   const Line& line,
-                                                                   std::uint32_t way) const {
+auto SegmentedIndex<Line>::EntryOf(const Segment& segment, const Line& line,
+                                   std::uint32_t way) const -> Loose {
   const auto top = static_cast<std::uint64_t>(&segment - segments_.data()) << Line::kHashBits;
   const std::uint64_t bits = line.bits(way);
   return {bits, line.place(way), line.state.shared && others_.contains(top | bits)};
@@ -299,8 +295,8 @@ Status SegmentedIndex<Line>::Grow(Segment* segment, std::uint64_t lines) {
     }
   }
   TERRACE_RETURN_IF_ERROR(TakeLines(segment, lines));
-  ClearLines(*segment, kept);
-  if (kept > 0) SpreadLines(*segment, kept);
+  for (std::uint32_t i = kept; i < segment->lines; ++i) *segment->line(i) = Line{};
+  SpreadLines(*segment, kept);
   for (const Loose& entry : loose_) InsertEntry(*segment, entry);
   return OkStatus();
 }
@@ -308,16 +304,15 @@ Status SegmentedIndex<Line>::Grow(Segment* segment, std::uint64_t lines) {
 template <typename Line>
 void SegmentedIndex<Line>::SpreadLines(const Segment& segment, std::uint32_t before) {
   constexpr std::uint32_t kAhead = 2 * kBlockLines;
-  // Homes move only up: from the last line on, what those above it held has left them already.
-  // They are at most three for the entries that are at home in a line; the fourth list is of those
-  // that are not, or find their home full.
+  // Homes move only up: from the last line down, those above have been left. They are at most three
+  // for the entries at home in a line; the fourth list is of those that are not, or find it full.
   constexpr std::uint32_t kLoose = 3;
   for (std::uint32_t number = before; number-- > 0;) {
     if (number >= kAhead) __builtin_prefetch(segment.line(number - kAhead), 1);
     const Line old = *segment.line(number);
     *segment.line(number) = Line{};
     const auto first = static_cast<std::uint32_t>(std::uint64_t{number} * segment.lines / before);
-    Line loose;
+    Line loose{};
     Line* to[kLoose + 1];
     std::uint32_t count[kLoose + 1];
     const std::uint32_t homes = std::min(kLoose, segment.lines - first);
@@ -336,16 +331,11 @@ void SegmentedIndex<Line>::SpreadLines(const Segment& segment, std::uint32_t bef
       to[k]->Set(count[k]++, bits, old.place(way));
     }
     for (std::uint32_t k = 0; k < homes; ++k) to[k]->state.count = count[k] & 0xf;
-    if (!old.state.shared) {
-      for (std::uint32_t way = 0; way < count[kLoose]; ++way) {
-        loose_.push_back({loose.bits(way), loose.place(way), false});
-      }
-      continue;
-    }
-    loose.state.shared = 1;
+    loose.state.shared = old.state.shared;
     for (std::uint32_t way = 0; way < count[kLoose]; ++way) {
       loose_.push_back(EntryOf(segment, loose, way));
     }
+    if (!old.state.shared) continue;
     for (std::uint32_t way = 0; way < old.state.count; ++way) {
       const Loose entry = EntryOf(segment, old, way);
       if (entry.shared) segment.line(HomeOf(entry.bits, segment.lines))->state.shared = 1;
@@ -387,13 +377,6 @@ Status SegmentedIndex<Line>::TakeLines(Segment* segment, std::uint64_t lines) {
   segment->lines = static_cast<std::uint32_t>(lines);
   segment_bytes_ += bytes_of(*segment);
   return OkStatus();
-}
-
-template <typename Line>
-void SegmentedIndex<Line>::ClearLines(const Segment& segment, std::uint32_t first) {
-  for (std::uint32_t number = first; number < segment.lines; ++number) {
-    *segment.line(number) = Line{};
-  }
 }
 
 template <typename Line>

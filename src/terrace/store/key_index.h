@@ -232,7 +232,6 @@ class SegmentedIndex final : public RowIndex {
   void SpreadLines(const Segment& segment, std::uint32_t before);
   // Gives the segment so many lines, whose bytes are anything. REQUIRES: the arena has them ready.
   Status TakeLines(Segment* segment, std::uint64_t lines);
-  static void ClearLines(const Segment& segment, std::uint32_t first);
   // Makes room for the first `count` keys of segment s, as if it had grown to them.
   Status StartSegment(std::size_t s, std::size_t count);
   // Puts the keys of a segment that has none into its lines; those that are alike go to `others`.
