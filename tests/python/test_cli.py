@@ -150,6 +150,35 @@ def test_generate_prints_the_oracle(terrace, workspace):
     assert wrong.returncode == 2 and "zipf" in wrong.stderr and not (workspace / "x.tsv").exists()
 
 
+def test_generate_spares_a_file_that_is_there(terrace, workspace):
+    out = workspace / "log.tsv"
+    out.write_text("mine")
+    refused = run_binary(terrace, "generate", "--rows", 10, "--output", out)
+    assert refused.returncode == 2 and "--overwrite" in refused.stderr and str(out) in refused.stderr
+    assert out.read_text() == "mine" and list(workspace.iterdir()) == [out]
+    terrace.text("generate", "--rows", 10, "--output", out, "--overwrite")
+    assert len(out.read_text().splitlines()) == 10
+
+
+def test_predict_spares_its_input(terrace, finished, log, workspace):
+    data, other = workspace / "data.tsv", workspace / "other.tsv"
+    data.write_bytes(log.read_bytes())
+    other.write_bytes(log.read_bytes())
+    hard, symbolic = workspace / "hard.tsv", workspace / "symbolic.tsv"
+    os.link(data, hard)
+    symbolic.symlink_to(data)
+    (workspace / "x").mkdir()
+    for output in (data, f"{workspace}/x/../data.tsv", hard, symbolic):
+        refused = run_binary(terrace, "predict", finished.path, "--data", other, data, "--output", output)
+        assert refused.returncode == 2 and "would replace the input" in refused.stderr, refused.stderr
+    # What the output is called until it is whole.
+    partial = workspace / "out.txt.partial"
+    partial.write_bytes(log.read_bytes())
+    refused = run_binary(terrace, "predict", finished.path, "--data", partial, "--output", workspace / "out.txt")
+    assert refused.returncode == 2, refused.stderr
+    assert all(path.read_bytes() == log.read_bytes() for path in (data, other, hard, symbolic, partial))
+
+
 def test_kill_at_and_record(terrace, workspace, log):
     points = workspace / "points"
     run = harness.Run(terrace, workspace, jobs.tiny([log]))

@@ -73,6 +73,7 @@ struct GenerateArguments {
   std::uint32_t slots = ClickLogSpec().categorical_slots;
   double click_rate = ClickLogSpec().click_rate;
   double signal = ClickLogSpec().signal;
+  bool overwrite = false;  // The file may be there already.
   bool json = false;
 };
 int GenerateCommand(FileSystem* fs, const GenerateArguments& arguments,

@@ -200,6 +200,7 @@ void AddGenerate(CLI::App* app, CommonArguments* common, Command* chosen) {
   command->add_option("--rows", arguments->rows, "Lines to write")->required();
   command->add_option("--output", arguments->output, "The file; .gz and .zst are compressed")
       ->required();
+  command->add_flag("--overwrite", arguments->overwrite, "Replaces the file if it is there");
   command->add_option("--seed", arguments->seed, "Of the log")->capture_default_str();
   command->add_option("--first-row", arguments->first_row, "Row of the log to begin at")
       ->capture_default_str();

@@ -1,6 +1,7 @@
 #include "terrace/train/evaluator.h"
 
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -9,6 +10,7 @@
 
 #include "terrace/base/clock.h"
 #include "terrace/base/units.h"
+#include "terrace/data/file_list.h"
 #include "terrace/train/checkpoint.h"
 #include "terrace/train/evaluation.h"
 #include "terrace/train/job.h"
@@ -127,6 +129,25 @@ Status LoadedRun::Run(ClickMetrics* metrics, const PredictionSink& sink) {
                   model_.executor.get(), metrics, sink, nullptr);
 }
 
+// The output appears whole or not at all: it is written there.
+std::string PartialOf(const std::string& output) { return output + ".partial"; }
+
+// Whatever the paths: a log that predictions replace is lost.
+Status RefuseToReplaceInput(FileSystem* fs, const std::vector<std::string>& files,
+                            const std::string& output) {
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<InputFile> inputs, ExpandFiles(fs, files));
+  for (const InputFile& input : inputs) {
+    for (const std::string& written : {output, PartialOf(output)}) {
+      std::error_code error;  // Of a file that is not there: no input is replaced.
+      if (!std::filesystem::equivalent(input.path, written, error)) continue;
+      return InvalidArgumentError(fmt::format(
+          "--output '{}' would replace the input '{}'; name a file that is none of the data",
+          output, input.path));
+    }
+  }
+  return OkStatus();
+}
+
 // Collects text and writes it in large pieces.
 class PredictionWriter {
  public:
@@ -184,10 +205,10 @@ Result<ClickMetricsResult> EvaluateRun(FileSystem* fs, const std::string& run,
 
 Status PredictRun(FileSystem* fs, const std::string& run, const std::vector<std::string>& files,
                   const std::string& output) {
+  TERRACE_RETURN_IF_ERROR(RefuseToReplaceInput(fs, files, output));
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<LoadedRun> loaded,
                            LoadedRun::Load(fs, run, files, true));
-  // The output appears whole or not at all.
-  const std::string temporary = output + ".partial";
+  const std::string temporary = PartialOf(output);
   const Status removed = fs->Remove(temporary);
   if (!removed.ok() && removed.code() != StatusCode::kNotFound) return removed;
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs->Open(temporary, OpenMode::kCreate));

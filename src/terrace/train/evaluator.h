@@ -17,7 +17,7 @@ Result<ClickMetricsResult> EvaluateRun(FileSystem* fs, const std::string& run,
                                        const std::vector<std::string>& files);
 
 // Writes a probability per input line to `output` (a new file, or one that is replaced at the end),
-// in order; "nan" for a bad line.
+// in order; "nan" for a bad line. kInvalidArgument: that would replace one of the inputs.
 Status PredictRun(FileSystem* fs, const std::string& run, const std::vector<std::string>& files,
                   const std::string& output);
 
