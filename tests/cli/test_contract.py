@@ -195,7 +195,10 @@ def test_predict(terrace, finished, log, workspace):
     lines[3] = "not a click\n"
     data, output = workspace / "data.tsv", workspace / "predictions.txt"
     data.write_text("".join(lines))
-    terrace.text("predict", finished.path, "--data", data, "--output", output)
+    outcome = terrace("predict", finished.path, "--data", data, "--output", output, log=workspace / "log").expect(0)
+    assert "1 of them are nan" in outcome.output, outcome.output
+    assert json.loads(terrace.text("evaluate", finished.path, "--data", data, "--json"))["bad_lines"] == 1
+    assert "bad lines       1\n" in terrace.text("evaluate", finished.path, "--data", data)
     predictions = [float(p) for p in output.read_text().split()]
     assert len(predictions) == len(lines)
     assert [i for i, p in enumerate(predictions) if math.isnan(p)] == [3]
@@ -204,6 +207,17 @@ def test_predict(terrace, finished, log, workspace):
     logloss = -sum(math.log(p if y else 1 - p) for p, y in
                    zip((p for p in predictions if not math.isnan(p)), labels)) / len(labels)
     assert abs(logloss - finished.summary()["validation"]["logloss"]) < 1e-3
+
+
+def test_predict_needs_a_label_column(terrace, finished, log, workspace):
+    unlabelled, prose = workspace / "unlabelled.tsv", workspace / "prose.txt"
+    unlabelled.write_text("".join(line.split("\t", 1)[1] for line in log.read_text().splitlines(True)))
+    prose.write_text("no click log\nat all\n")
+    for data in (unlabelled, prose):
+        outcome = terrace("predict", finished.path, "--data", data, "--output", workspace / "p.txt",
+                          log=workspace / "log").expect(2)
+        assert f"{data}:1" in outcome.output and "any 0 or 1 will do" in outcome.output, outcome.output
+        assert not (workspace / "p.txt").exists()
 
 
 def test_readers_write_nothing(terrace, finished, log, workspace):

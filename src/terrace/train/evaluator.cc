@@ -26,7 +26,7 @@ class LoadedRun {
  public:
   static Result<std::unique_ptr<LoadedRun>> Load(FileSystem* fs, const std::string& path,
                                                  const std::vector<std::string>& files,
-                                                 bool any_bad_lines);
+                                                 bool for_scoring);
   Status Run(ClickMetrics* metrics, const PredictionSink& sink);
   ExampleSource* source() { return source_.get(); }
 
@@ -104,7 +104,7 @@ Status LoadedRun::OpenRows(FileSystem* fs) {
 
 Result<std::unique_ptr<LoadedRun>> LoadedRun::Load(FileSystem* fs, const std::string& path,
                                                    const std::vector<std::string>& files,
-                                                   bool any_bad_lines) {
+                                                   bool for_scoring) {
   auto loaded = std::make_unique<LoadedRun>();
   TERRACE_ASSIGN_OR_RETURN(loaded->run_,
                            RunFolder::Open(fs, path, RunFolder::Mode::kRead, nullptr));
@@ -114,7 +114,7 @@ Result<std::unique_ptr<LoadedRun>> LoadedRun::Load(FileSystem* fs, const std::st
   data.files = files;
   data.epochs = 1;
   data.shuffle = "none";
-  if (any_bad_lines) data.max_bad_fraction = 1.0;
+  data.for_scoring = for_scoring;
   TERRACE_ASSIGN_OR_RETURN(loaded->source_, OpenSource(fs, data));
   TERRACE_RETURN_IF_ERROR(loaded->OpenModel());
   TERRACE_RETURN_IF_ERROR(loaded->OpenRows(fs));
@@ -194,20 +194,20 @@ Status WritePredictions(const Batch& batch, std::uint32_t first_example,
 
 }  // namespace
 
-Result<ClickMetricsResult> EvaluateRun(FileSystem* fs, const std::string& run,
-                                       const std::vector<std::string>& files) {
+Result<Evaluation> EvaluateRun(FileSystem* fs, const std::string& run,
+                               const std::vector<std::string>& files) {
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<LoadedRun> loaded,
-                           LoadedRun::Load(fs, run, files, false));
+                           LoadedRun::Load(fs, run, files, /*for_scoring=*/false));
   ClickMetrics metrics;
   TERRACE_RETURN_IF_ERROR(loaded->Run(&metrics, nullptr));
-  return metrics.Compute();
+  return Evaluation{metrics.Compute(), loaded->source()->stats().bad_lines};
 }
 
-Status PredictRun(FileSystem* fs, const std::string& run, const std::vector<std::string>& files,
-                  const std::string& output) {
+Result<SourceStats> PredictRun(FileSystem* fs, const std::string& run,
+                               const std::vector<std::string>& files, const std::string& output) {
   TERRACE_RETURN_IF_ERROR(RefuseToReplaceInput(fs, files, output));
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<LoadedRun> loaded,
-                           LoadedRun::Load(fs, run, files, true));
+                           LoadedRun::Load(fs, run, files, /*for_scoring=*/true));
   const std::string temporary = PartialOf(output);
   const Status removed = fs->Remove(temporary);
   if (!removed.ok() && removed.code() != StatusCode::kNotFound) return removed;
@@ -218,7 +218,8 @@ Status PredictRun(FileSystem* fs, const std::string& run, const std::vector<std:
     return WritePredictions(batch, first_example, slices, &writer);
   }));
   TERRACE_RETURN_IF_ERROR(writer.Finish());
-  return fs->Rename(temporary, output);
+  TERRACE_RETURN_IF_ERROR(fs->Rename(temporary, output));
+  return loaded->source()->stats();
 }
 
 }  // namespace terrace
