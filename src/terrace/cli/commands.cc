@@ -106,7 +106,7 @@ int PredictCommand(FileSystem* fs, const PredictArguments& arguments) {
           fmt::format("wrote {} lines to {}", FormatCount(lines->lines), arguments.output));
   if (lines->bad_lines > 0) {
     LogText(LogLevel::kWarning,
-            fmt::format("{} of them are nan: their lines are bad", FormatCount(lines->bad_lines)));
+            fmt::format("bad lines that got nan: {}", FormatCount(lines->bad_lines)));
   }
   return kExitDone;
 }

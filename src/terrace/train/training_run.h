@@ -48,11 +48,15 @@ class TrainingRun {
   bool already_finished() const { return already_finished_; }
   // Trains to the end, or to a checkpoint when a signal comes.
   Result<TrainOutcome> Run();
+  // After an error: removes the run's folder where this process made it and nothing was trained.
+  void AbandonIfUntrained();
 
  private:
   Status OpenInputs();
   Status MakeMemoryPlan();
   Status OpenRun(RunMode mode);
+  // Of a new run.
+  Status CheckQuota() const;
   Status MakeFilters();
   Status MakeCaches();
   // Whether summary.json is there and tells of that checkpoint.
