@@ -150,6 +150,28 @@ def test_generate_prints_the_oracle(terrace, workspace):
     assert wrong.returncode == 2 and "zipf" in wrong.stderr and not (workspace / "x.tsv").exists()
 
 
+@pytest.mark.parametrize("option, value", [
+    ("--rows", "-1"), ("--rows", "0"), ("--rows", "1.5"), ("--rows", "1e30"), ("--seed", "-1"), ("--first-row", "-7"),
+    ("--cardinality", "-1"), ("--slots", "-2"), ("--slots", "4294967297"),
+])
+def test_generate_takes_whole_numbers(terrace, workspace, option, value):
+    rows = () if option == "--rows" else ("--rows", 10)
+    refused = run_binary(terrace, "generate", "--output", workspace / "x.tsv", *rows, option, value)
+    assert refused.returncode == 2 and option in refused.stderr and value in refused.stderr, refused.stderr
+    assert list(workspace.iterdir()) == []
+
+
+def test_numbers_as_in_job_files(terrace, workspace):
+    terrace.text("generate", "--output", workspace / "x.tsv", "--rows", "1e2", "--cardinality", "1_000")
+    assert len((workspace / "x.tsv").read_text().splitlines()) == 100
+    job = workspace / "job.yaml"
+    job.write_text(f"output: {workspace}/run\ndata: {{format: synthetic, rows: 10}}\n")
+    refused = run_binary(terrace, "train", job, "--set", "data.rows=-1")
+    assert refused.returncode == 2 and "data.rows: expected a whole number, got '-1'" in refused.stderr, refused.stderr
+    refused = run_binary(terrace, "inspect", workspace, "--repair", "--back-to", "-1")
+    assert refused.returncode == 2 and "--back-to" in refused.stderr, refused.stderr
+
+
 def test_generate_spares_a_file_that_is_there(terrace, workspace):
     out = workspace / "log.tsv"
     out.write_text("mine")

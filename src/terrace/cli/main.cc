@@ -5,8 +5,10 @@
 #include <csignal>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
 #include "terrace/base/log.h"
@@ -16,6 +18,7 @@
 #include "terrace/cli/commands.h"
 #include "terrace/io/faulty_file_system.h"
 #include "terrace/train/job.h"
+#include "terrace/train/job_tree.h"
 
 namespace terrace {
 namespace {
@@ -84,6 +87,20 @@ int ArmTests(const CommonArguments& common, std::unique_ptr<FileSystem>* faulty)
 }
 
 using Command = std::function<int(FileSystem*)>;
+
+// Of a whole number, in the forms that a job file takes (1e6, 1_000_000): the parser of the
+// arguments would read -1 as 2^64 - 1.
+CLI::Validator AtLeast(std::uint64_t least) {
+  const auto read = [least](std::string& text) {
+    const std::optional<std::uint64_t> value = ParseWhole(text);
+    if (!value || *value < least) {
+      return fmt::format("'{}' is no whole number of {} or more", text, least);
+    }
+    text = std::to_string(*value);
+    return std::string();
+  };
+  return {read, ""};
+}
 
 void AddTrain(CLI::App* app, CommonArguments* common, Command* chosen) {
   CLI::App* command = app->add_subcommand("train", "Trains a model as a job file says");
@@ -176,6 +193,7 @@ void AddInspect(CLI::App* app, CommonArguments* common, Command* chosen) {
       ->add_option("--back-to", arguments->back_to,
                    "With --repair: goes back to this checkpoint and drops the later ones")
       ->needs(repair)
+      ->transform(AtLeast(1))
       ->type_name("CHECKPOINT");
   command
       ->add_option(
@@ -197,18 +215,25 @@ void AddGenerate(CLI::App* app, CommonArguments* common, Command* chosen) {
   CLI::App* command = app->add_subcommand(
       "generate", "Writes a click log as Criteo text whose true click probabilities are known");
   auto arguments = std::make_shared<GenerateArguments>();
-  command->add_option("--rows", arguments->rows, "Lines to write")->required();
+  command->add_option("--rows", arguments->rows, "Lines to write")
+      ->required()
+      ->transform(AtLeast(1));
   command->add_option("--output", arguments->output, "The file; .gz and .zst are compressed")
       ->required();
   command->add_flag("--overwrite", arguments->overwrite, "Replaces the file if it is there");
-  command->add_option("--seed", arguments->seed, "Of the log")->capture_default_str();
+  command->add_option("--seed", arguments->seed, "Of the log")
+      ->transform(AtLeast(0))
+      ->capture_default_str();
   command->add_option("--first-row", arguments->first_row, "Row of the log to begin at")
+      ->transform(AtLeast(0))
       ->capture_default_str();
   command->add_option("--cardinality", arguments->cardinality, "Categories of a slot")
+      ->transform(AtLeast(1))
       ->capture_default_str();
   command->add_option("--zipf", arguments->zipf, "Exponent of their power law")
       ->capture_default_str();
   command->add_option("--slots", arguments->slots, "Categorical slots, at most 26")
+      ->transform(AtLeast(0))
       ->capture_default_str();
   command->add_option("--click-rate", arguments->click_rate, "Share of clicks, nearly")
       ->capture_default_str();
