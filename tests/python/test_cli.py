@@ -150,6 +150,19 @@ def test_generate_prints_the_oracle(terrace, workspace):
     assert wrong.returncode == 2 and "zipf" in wrong.stderr and not (workspace / "x.tsv").exists()
 
 
+def test_quiet(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    for arguments in (("train", run.job_path), ("generate", "--rows", 100, "--output", workspace / "x.tsv"),
+                      ("predict", run.path, "--data", log, "--output", workspace / "p.txt")):
+        result = run_binary(terrace, *arguments, "--quiet")
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert run.summary()["finished"]
+    for arguments in (("evaluate", run.path, "--data", log), ("inspect", run.path),
+                      ("generate", "--rows", 100, "--output", workspace / "y.tsv", "--json")):
+        result = run_binary(terrace, *arguments, "--quiet")
+        assert result.returncode == 0 and result.stdout and result.stderr == ""
+
+
 @pytest.mark.parametrize("option, value", [
     ("--rows", "-1"), ("--rows", "0"), ("--rows", "1.5"), ("--rows", "1e30"), ("--seed", "-1"), ("--first-row", "-7"),
     ("--cardinality", "-1"), ("--slots", "-2"), ("--slots", "4294967297"),

@@ -76,7 +76,8 @@ int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
     LogText(LogLevel::kInfo, fmt::format("'{}' is finished: nothing is left to do", job->output));
     return kExitDone;
   }
-  const int printed = PrintResult(SummaryTable(outcome->summary, job->output));
+  const int printed =
+      arguments.quiet ? kExitDone : PrintResult(SummaryTable(outcome->summary, job->output));
   if (!outcome->interrupted) return printed;
   std::string command = "terrace train " + ShellWord(arguments.job);
   for (const std::string& set : arguments.overrides) command += " --set " + ShellWord(set);

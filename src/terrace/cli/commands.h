@@ -28,6 +28,7 @@ struct TrainArguments {
   std::vector<std::string> accept;
   bool resume = false;
   bool overwrite = false;
+  bool quiet = false;  // No summary.
 };
 int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
                  const std::atomic<int>* stop_signals);
@@ -75,6 +76,7 @@ struct GenerateArguments {
   double signal = ClickLogSpec().signal;
   bool overwrite = false;  // The file may be there already.
   bool json = false;
+  bool quiet = false;  // No oracle, unless as JSON.
 };
 int GenerateCommand(FileSystem* fs, const GenerateArguments& arguments,
                     const std::atomic<int>* stop_signals);

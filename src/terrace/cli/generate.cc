@@ -84,6 +84,7 @@ int GenerateCommand(FileSystem* fs, const GenerateArguments& arguments,
   const double seconds = Clock::Real()->MonotonicSeconds() - start;
   LogText(LogLevel::kInfo, fmt::format("wrote {} lines to {} in {}", FormatCount(arguments.rows),
                                        arguments.output, FormatDuration(seconds)));
+  if (arguments.quiet && !arguments.json) return kExitDone;
   const ClickMetricsResult result = oracle.Compute();
   if (arguments.json) {
     const nlohmann::ordered_json object = {

@@ -53,7 +53,8 @@ struct CommonArguments {
 void AddCommon(CLI::App* command, CommonArguments* common) {
   command->add_option("--log-level", common->log_level, "debug, info, warning or error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
-  command->add_flag("--quiet", common->quiet, "Warnings and errors only");
+  command->add_flag("--quiet", common->quiet,
+                    "Warnings, errors and results that were asked for, nothing else");
   // The empty group keeps a test's flags out of the help.
   command->add_option("--test-faults", common->faults)->group("");
   command->add_option("--test-kill-at", common->kill_at)->group("");
@@ -122,7 +123,8 @@ void AddTrain(CLI::App* app, CommonArguments* common, Command* chosen) {
   command->add_flag("--help-job", *help_job, "Prints all keys of a job file");
   command->footer("Example: terrace train examples/criteo.yaml --set data.train=[log.tsv]");
   AddCommon(command, common);
-  command->callback([arguments, help_job, chosen] {
+  command->callback([arguments, help_job, common, chosen] {
+    arguments->quiet = common->quiet;
     *chosen = [arguments, help_job](FileSystem* fs) {
       if (*help_job) return PrintResult(JobReferenceText());
       if (arguments->job.empty()) {
@@ -242,7 +244,8 @@ void AddGenerate(CLI::App* app, CommonArguments* common, Command* chosen) {
   command->add_flag("--json", arguments->json, "Prints the oracle's figures as one JSON object");
   command->footer("Example: terrace generate --rows 1000000 --output log.tsv.zst --seed 7");
   AddCommon(command, common);
-  command->callback([arguments, chosen] {
+  command->callback([arguments, common, chosen] {
+    arguments->quiet = common->quiet;
     *chosen = [arguments](FileSystem* fs) {
       HandleStopSignals();
       return GenerateCommand(fs, *arguments, &g_stop_signals);
