@@ -69,6 +69,37 @@ def test_all_that_is_wrong_is_told_at_once(terrace, workspace):
     assert "output is missing" in result.stderr
 
 
+@pytest.mark.parametrize("word, nearest", [("trian", "train"), ("evalute", "evaluate"), ("generat", "generate")])
+def test_the_nearest_command_is_named(terrace, word, nearest):
+    result = run_binary(terrace, word, "x.yaml")
+    assert result.returncode == 2
+    assert f"'{word}' is no command; did you mean '{nearest}'?" in result.stderr, result.stderr
+
+
+def test_missing_and_empty_data(terrace, finished, workspace):
+    (workspace / "empty.tsv").touch()
+    for data, words in (("gone.csv", "no such file; correct the path\n"), ("gone*", "correct the glob\n"),
+                        ("empty.tsv", "no example in it; give files")):
+        for command in (("evaluate",), ("predict", "--output", workspace / "p.txt")):
+            result = run_binary(terrace, *command, finished.path, "--data", workspace / data)
+            assert result.returncode == 2 and words in result.stderr, result.stderr
+    run = harness.Run(terrace, workspace, jobs.tiny([workspace / "gone.csv"]))
+    outcome = run.train().expect(2)
+    assert f"data.train: {workspace}/gone.csv: no such file" in outcome.output, outcome.output
+
+
+def test_inspect_says_whether_the_run_is_in_training(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 500}))
+    process = run.start()
+    run.wait_for_metrics(process, 10)
+    assert "in training at checkpoint" in terrace.text("inspect", run.path)
+    process.signal(signal.SIGKILL)
+    process.wait(20)
+    assert "stopped at checkpoint" in terrace.text("inspect", run.path)
+    view = json.loads(terrace.text("inspect", run.path, "--json"))
+    assert not view["finished"] and not view["in_training"]
+
+
 def test_output_that_is_a_file_or_not_writable(terrace, workspace, log):
     (workspace / "file").write_text("mine")
     job = jobs.tiny([log])

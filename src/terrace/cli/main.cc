@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -253,6 +254,20 @@ void AddGenerate(CLI::App* app, CommonArguments* common, Command* chosen) {
   });
 }
 
+// What stands where a command should, or empty.
+std::string WrongCommand(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return "";
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) {
+    if (command->get_name() == argv[1]) return "";
+    names.push_back(command->get_name());
+  }
+  const std::string nearest = NearestName(argv[1], names);
+  return fmt::format("'{}' is no command{}; the commands are {} (terrace --help)", argv[1],
+                     nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest),
+                     fmt::join(names, ", "));
+}
+
 int Main(int argc, char** argv) {
   ConfigureAllocator();
   RaiseOpenFileLimit();
@@ -271,6 +286,10 @@ int Main(int argc, char** argv) {
   AddPredict(&app, &common, &command);
   AddInspect(&app, &common, &command);
   AddGenerate(&app, &common, &command);
+  if (const std::string wrong = WrongCommand(app, argc, argv); !wrong.empty()) {
+    LogText(LogLevel::kError, wrong);
+    return kExitWrong;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

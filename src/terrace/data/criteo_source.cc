@@ -101,9 +101,10 @@ Result<std::unique_ptr<ExampleSource>> CriteoSource::Open(FileSystem* fs,
     has_rows |= head.has_rows;
   }
   if (!has_rows)
-    return InvalidArgumentError(files.front().path +
-                                (files.size() > 1 ? " and the other files" : "") +
-                                ": no example in them; give files with lines of data");
+    return InvalidArgumentError(
+        files.front().path +
+        (files.size() > 1 ? " and the other files: no example in them" : ": no example in it") +
+        "; give files with lines of data");
   return std::unique_ptr<ExampleSource>(
       new CriteoSource(fs, options, integers, std::move(files), std::move(layouts), stream_bytes));
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -38,10 +39,11 @@ RunFolder::Mode FolderMode(RunMode mode) {
 }
 
 // As OpenSource; a file that is not there is an error of the job that names it.
-Result<std::unique_ptr<ExampleSource>> OpenJobSource(FileSystem* fs, const DataOptions& options) {
+Result<std::unique_ptr<ExampleSource>> OpenJobSource(FileSystem* fs, const DataOptions& options,
+                                                     std::string_view key) {
   Result<std::unique_ptr<ExampleSource>> source = OpenSource(fs, options);
   if (source.status().code() == StatusCode::kNotFound) {
-    return InvalidArgumentError(source.status().message());
+    return InvalidArgumentError(source.status().message()).WithContext(key);
   }
   return source;
 }
@@ -76,10 +78,10 @@ Status TrainingRun::OpenInputs() {
   train.read_ahead_bytes =
       std::min(train.read_ahead_bytes, std::max(kMiB, job_.memory.budget_bytes / 128));
   train_read_ahead_bytes_ = train.read_ahead_bytes;
-  TERRACE_ASSIGN_OR_RETURN(source_, OpenJobSource(fs_, train));
+  TERRACE_ASSIGN_OR_RETURN(source_, OpenJobSource(fs_, train, "data.train"));
   if (job_.has_validation) {
     TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<ExampleSource> validation,
-                             OpenJobSource(fs_, job_.validation_data));
+                             OpenJobSource(fs_, job_.validation_data, "data.validation"));
     if (validation->schema().ToText() != source_->schema().ToText()) {
       return InvalidArgumentError(
           "the validation data has other slots or dense features than the training data");
