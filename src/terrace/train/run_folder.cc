@@ -256,9 +256,9 @@ Status RunFolderImpl::Abandon() {
     TERRACE_RETURN_IF_ERROR(RemoveFile(At(kLock)));
   }
   for (auto folder = made_folders_.rbegin(); folder != made_folders_.rend(); ++folder) {
-    // One that holds something by now is another's too.
+    // One that holds something by now is another's too, and stays.
     const Status removed = fs_->RemoveDirectory(*folder);
-    if (!removed.ok() && removed.code() != StatusCode::kNotFound) break;
+    if (!removed.ok()) LogText(LogLevel::kDebug, removed.message());
   }
   return OkStatus();
 }
