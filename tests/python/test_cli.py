@@ -1,9 +1,13 @@
 """The command line itself: exit codes, overrides, inspection, the hidden flags of tests, signals."""
+import fcntl
 import json
 import os
+import pty
+import re
 import signal
 import struct
 import subprocess
+import termios
 
 import pytest
 
@@ -98,6 +102,27 @@ def test_inspect_says_whether_the_run_is_in_training(terrace, workspace, log):
     assert "stopped at checkpoint" in terrace.text("inspect", run.path)
     view = json.loads(terrace.text("inspect", run.path, "--json"))
     assert not view["finished"] and not view["in_training"]
+
+
+@pytest.mark.parametrize("columns, width", [(60, 60), (0, 80), (400, 400)])
+def test_progress_fits_the_terminal(terrace, workspace, log, columns, width):
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    ours, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen([str(terrace.binary), "train", str(run.job_path)], stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(ours, 4096)
+        except OSError:  # The other end is closed.
+            break
+    os.close(ours)
+    assert process.wait(harness.PATIENCE_SECONDS) == 0
+    lines = [line for line in re.split(r"[\r\n]", shown.decode().replace("\x1b[K", "")) if " examples | " in line]
+    assert lines and all(len(line) < width for line in lines), lines
+    assert any("hits" in line for line in lines) == (columns != 60)
 
 
 def test_output_that_is_a_file_or_not_writable(terrace, workspace, log):
