@@ -292,6 +292,21 @@ def test_faults(terrace, workspace, log):
     run.train("--resume").expect(0)
 
 
+def test_a_full_disk(terrace, finished, workspace, log):
+    out = workspace / "out"
+    for command in (("generate", "--rows", 100), ("predict", finished.path, "--data", log)):
+        result = run_binary(terrace, *command, "--output", out, "--test-faults", "write:1:enospc:out")
+        assert result.returncode == 1 and "(free space there)" in result.stderr, result.stderr
+        assert "checkpoint" not in result.stderr and "ssd.paths" not in result.stderr, result.stderr
+        assert list(workspace.iterdir()) == []
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    outcome = run.train("--test-faults", "write:1+:enospc:shard-").expect(1)
+    assert "The run has no checkpoint yet: free space" in outcome.output and "intact" not in outcome.output, outcome.output
+    outcome = run.train("--resume", "--test-faults", "write:1+:enospc:checkpoint-00000002").expect(1)
+    assert "Checkpoint 1 is intact: free space" in outcome.output and "with --resume goes on" in outcome.output, outcome.output
+    run.train("--resume").expect(0)
+
+
 def test_a_second_signal_ends_at_once(terrace, workspace, log):
     run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 500}))
     process = run.start()

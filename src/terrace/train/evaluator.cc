@@ -213,12 +213,17 @@ Result<SourceStats> PredictRun(FileSystem* fs, const std::string& run,
   if (!removed.ok() && removed.code() != StatusCode::kNotFound) return removed;
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs->Open(temporary, OpenMode::kCreate));
   PredictionWriter writer(std::move(file));
-  TERRACE_RETURN_IF_ERROR(loaded->Run(nullptr, [&](const Batch& batch, std::uint32_t first_example,
-                                                   std::span<const SlicePrediction> slices) {
+  Status status = loaded->Run(nullptr, [&](const Batch& batch, std::uint32_t first_example,
+                                           std::span<const SlicePrediction> slices) {
     return WritePredictions(batch, first_example, slices, &writer);
-  }));
-  TERRACE_RETURN_IF_ERROR(writer.Finish());
-  TERRACE_RETURN_IF_ERROR(fs->Rename(temporary, output));
+  });
+  if (status.ok()) status = writer.Finish();
+  if (status.ok()) status = fs->Rename(temporary, output);
+  if (!status.ok()) {
+    // The cause is what matters; a partial file that stays is removed by the next attempt.
+    const Status left = fs->Remove(temporary);
+    return left.ok() ? status : status.WithContext(temporary + " is left");
+  }
   return loaded->source()->stats();
 }
 

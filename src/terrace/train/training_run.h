@@ -95,6 +95,8 @@ class TrainingRun {
   // is no more to drop.
   void ReserveForLastCheckpoint() TERRACE_EXCLUDES(checkpoints_mu_);
   Status AfterFailure(const Status& failure);
+  // Of a disk that fails or is full: adds what the run still has and how it goes on.
+  Status WithWayOn(const Status& failure) const;
   Result<bool> BeforePull();
   // True: pinned rows hold more than the caches may have from now on.
   Result<bool> GiveWayToIndex();
