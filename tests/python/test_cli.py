@@ -153,7 +153,8 @@ def key_of(log, slot):
 
 def test_inspect_a_row(terrace, finished, log):
     key = key_of(log, 0)
-    for text in (str(key), hex(key)):
+    category = log.read_text().splitlines()[0].split("\t")[14]
+    for text in (str(key), hex(key), f"C1={category}", f"C1={category.upper()}"):
         report = json.loads(terrace.text("inspect", finished.path, "--key", text, "--json"))
         (row,) = report["rows"]
         assert row["table"] == "default" and row["key"] == key
@@ -169,7 +170,8 @@ def test_inspect_a_row(terrace, finished, log):
     assert initial["embedding.weight"] != fields["embedding.weight"]
     absent = run_binary(terrace, "inspect", finished.path, "--key", "12345")
     assert absent.returncode == 0 and "no table has key 12345" in absent.stdout
-    assert run_binary(terrace, "inspect", finished.path, "--key", "1x").returncode == 2
+    for wrong in ("1x", "C0=1", "C27=1", "C=1", "D1=1", "C1"):
+        assert run_binary(terrace, "inspect", finished.path, "--key", wrong).returncode == 2
 
 
 def test_inspect_the_network(terrace, finished):

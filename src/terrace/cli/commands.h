@@ -58,7 +58,7 @@ struct InspectArguments {
   bool yes = false;                      // The user agrees to what the plan says.
   std::optional<std::uint64_t> back_to;  // A checkpoint.
   std::string quota;                     // Of the repair; empty: the job's.
-  std::vector<std::string> keys;         // Decimal, or hexadecimal after 0x.
+  std::vector<std::string> keys;         // Decimal, hexadecimal after 0x, or C1=2bc7.
 };
 int InspectCommand(FileSystem* fs, const InspectArguments& arguments);
 // What `repair` asks for: prints the plan, and carries it out where the user agrees.

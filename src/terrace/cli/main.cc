@@ -182,7 +182,7 @@ void AddInspect(CLI::App* app, CommonArguments* common, Command* chosen) {
   CLI::Option* keys =
       command
           ->add_option("--key", arguments->keys,
-                       "The row of a key (decimal, or 0x...) in every table that has it")
+                       "The row of a key (decimal, 0x..., or C1=2bc7) in every table that has it")
           ->allow_extra_args(false);
   CLI::Option* dense = command->add_flag("--dense", arguments->dense,
                                          "The network's parameters and optimizer state");
