@@ -1,7 +1,6 @@
 #include "terrace/train/evaluator.h"
 
 #include <cstring>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -11,6 +10,7 @@
 #include "terrace/base/clock.h"
 #include "terrace/base/units.h"
 #include "terrace/data/file_list.h"
+#include "terrace/io/same_file.h"
 #include "terrace/train/checkpoint.h"
 #include "terrace/train/evaluation.h"
 #include "terrace/train/job.h"
@@ -138,8 +138,7 @@ Status RefuseToReplaceInput(FileSystem* fs, const std::vector<std::string>& file
   TERRACE_ASSIGN_OR_RETURN(const std::vector<InputFile> inputs, ExpandFiles(fs, files));
   for (const InputFile& input : inputs) {
     for (const std::string& written : {output, PartialOf(output)}) {
-      std::error_code error;  // Of a file that is not there: no input is replaced.
-      if (!std::filesystem::equivalent(input.path, written, error)) continue;
+      if (!IsSameFile(input.path, written)) continue;
       return InvalidArgumentError(fmt::format(
           "--output '{}' would replace the input '{}'; name a file that is none of the data",
           output, input.path));
