@@ -86,6 +86,37 @@ def test_wrong_job(terrace, workspace, log, text, words):
     assert not (workspace / "run").exists(), "refused before anything is made"
 
 
+@pytest.mark.parametrize("wrong, word", [("ssd.quota=10MiB", "ssd.quota"), ("memory.budget=24MiB", "memory.budget")])
+def test_a_rejected_job_leaves_nothing(terrace, workspace, log, wrong, word):
+    job = jobs.tiny([log])
+    job["ssd"] = {"paths": [str(workspace / "disks" / "a")]}
+    run = harness.Run(terrace, workspace, job, output=str(workspace / "runs" / "run"))
+    run.path = workspace / "runs" / "run"
+    for flag in ("--log-level=info", "--overwrite", "--resume"):
+        outcome = run.train(flag, "--set", wrong)
+        assert outcome.code in (1, 2) and word in outcome.output, outcome.output
+        assert not (workspace / "runs").exists() and not (workspace / "disks").exists()
+    run.path.mkdir(parents=True)
+    run.train("--set", wrong)
+    assert list(run.path.iterdir()) == []
+    run.train("--test-faults", "write:1:enospc:job.yaml").expect(1)
+    assert list(run.path.iterdir()) == []
+    run.train().expect(0)
+    digest = run.digest()
+    run.train("--overwrite", "--set", wrong)
+    assert run.digest() == digest, "a job that is rejected deletes no run"
+
+
+def test_lines_that_are_rejected_leave_nothing(terrace, workspace, log):
+    lines = log.read_text().splitlines(True)
+    data = workspace / "data.tsv"
+    data.write_text("".join(lines[:20]) + "bad\n" * 2000)
+    run = harness.Run(terrace, workspace, jobs.tiny([data]))
+    outcome = run.train().expect(2)
+    assert "lines are bad" in outcome.output, outcome.output
+    assert not run.path.exists()
+
+
 def test_missing_input(terrace, workspace, log):
     run = harness.Run(terrace, workspace, jobs.tiny([log, workspace / "gone.tsv"]))
     outcome = run.train()
@@ -195,7 +226,10 @@ def test_predict(terrace, finished, log, workspace):
     lines[3] = "not a click\n"
     data, output = workspace / "data.tsv", workspace / "predictions.txt"
     data.write_text("".join(lines))
-    terrace.text("predict", finished.path, "--data", data, "--output", output)
+    outcome = terrace("predict", finished.path, "--data", data, "--output", output, log=workspace / "log").expect(0)
+    assert "bad lines that got nan: 1\n" in outcome.output, outcome.output
+    assert json.loads(terrace.text("evaluate", finished.path, "--data", data, "--json"))["bad_lines"] == 1
+    assert "bad lines       1\n" in terrace.text("evaluate", finished.path, "--data", data)
     predictions = [float(p) for p in output.read_text().split()]
     assert len(predictions) == len(lines)
     assert [i for i, p in enumerate(predictions) if math.isnan(p)] == [3]
@@ -204,6 +238,17 @@ def test_predict(terrace, finished, log, workspace):
     logloss = -sum(math.log(p if y else 1 - p) for p, y in
                    zip((p for p in predictions if not math.isnan(p)), labels)) / len(labels)
     assert abs(logloss - finished.summary()["validation"]["logloss"]) < 1e-3
+
+
+def test_predict_needs_a_label_column(terrace, finished, log, workspace):
+    unlabelled, prose = workspace / "unlabelled.tsv", workspace / "prose.txt"
+    unlabelled.write_text("".join(line.split("\t", 1)[1] for line in log.read_text().splitlines(True)))
+    prose.write_text("no click log\nat all\n")
+    for data in (unlabelled, prose):
+        outcome = terrace("predict", finished.path, "--data", data, "--output", workspace / "p.txt",
+                          log=workspace / "log").expect(2)
+        assert f"{data}:1" in outcome.output and "any 0 or 1 will do" in outcome.output, outcome.output
+        assert not (workspace / "p.txt").exists()
 
 
 def test_readers_write_nothing(terrace, finished, log, workspace):

@@ -1,9 +1,13 @@
 """The command line itself: exit codes, overrides, inspection, the hidden flags of tests, signals."""
+import fcntl
 import json
 import os
+import pty
+import re
 import signal
 import struct
 import subprocess
+import termios
 
 import pytest
 
@@ -69,6 +73,58 @@ def test_all_that_is_wrong_is_told_at_once(terrace, workspace):
     assert "output is missing" in result.stderr
 
 
+@pytest.mark.parametrize("word, nearest", [("trian", "train"), ("evalute", "evaluate"), ("generat", "generate")])
+def test_the_nearest_command_is_named(terrace, word, nearest):
+    result = run_binary(terrace, word, "x.yaml")
+    assert result.returncode == 2
+    assert f"'{word}' is no command; did you mean '{nearest}'?" in result.stderr, result.stderr
+
+
+def test_missing_and_empty_data(terrace, finished, workspace):
+    (workspace / "empty.tsv").touch()
+    for data, words in (("gone.csv", "no such file; correct the path\n"), ("gone*", "correct the glob\n"),
+                        ("empty.tsv", "no example in it; give files")):
+        for command in (("evaluate",), ("predict", "--output", workspace / "p.txt")):
+            result = run_binary(terrace, *command, finished.path, "--data", workspace / data)
+            assert result.returncode == 2 and words in result.stderr, result.stderr
+    run = harness.Run(terrace, workspace, jobs.tiny([workspace / "gone.csv"]))
+    outcome = run.train().expect(2)
+    assert f"data.train: {workspace}/gone.csv: no such file" in outcome.output, outcome.output
+
+
+def test_inspect_says_whether_the_run_is_in_training(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 500}))
+    process = run.start()
+    run.wait_for_metrics(process, 10)
+    assert "in training at checkpoint" in terrace.text("inspect", run.path)
+    process.signal(signal.SIGKILL)
+    process.wait(20)
+    assert "stopped at checkpoint" in terrace.text("inspect", run.path)
+    view = json.loads(terrace.text("inspect", run.path, "--json"))
+    assert not view["finished"] and not view["in_training"]
+
+
+@pytest.mark.parametrize("columns, width", [(60, 60), (0, 80), (400, 400)])
+def test_progress_fits_the_terminal(terrace, workspace, log, columns, width):
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    ours, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen([str(terrace.binary), "train", str(run.job_path)], stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(ours, 4096)
+        except OSError:  # The other end is closed.
+            break
+    os.close(ours)
+    assert process.wait(harness.PATIENCE_SECONDS) == 0
+    lines = [line for line in re.split(r"[\r\n]", shown.decode().replace("\x1b[K", "")) if " examples | " in line]
+    assert lines and all(len(line) < width for line in lines), lines
+    assert any("hits" in line for line in lines) == (columns != 60)
+
+
 def test_output_that_is_a_file_or_not_writable(terrace, workspace, log):
     (workspace / "file").write_text("mine")
     job = jobs.tiny([log])
@@ -97,7 +153,8 @@ def key_of(log, slot):
 
 def test_inspect_a_row(terrace, finished, log):
     key = key_of(log, 0)
-    for text in (str(key), hex(key)):
+    category = log.read_text().splitlines()[0].split("\t")[14]
+    for text in (str(key), hex(key), f"C1={category}", f"C1={category.upper()}"):
         report = json.loads(terrace.text("inspect", finished.path, "--key", text, "--json"))
         (row,) = report["rows"]
         assert row["table"] == "default" and row["key"] == key
@@ -113,7 +170,8 @@ def test_inspect_a_row(terrace, finished, log):
     assert initial["embedding.weight"] != fields["embedding.weight"]
     absent = run_binary(terrace, "inspect", finished.path, "--key", "12345")
     assert absent.returncode == 0 and "no table has key 12345" in absent.stdout
-    assert run_binary(terrace, "inspect", finished.path, "--key", "1x").returncode == 2
+    for wrong in ("1x", "C0=1", "C27=1", "C=1", "D1=1", "C1"):
+        assert run_binary(terrace, "inspect", finished.path, "--key", wrong).returncode == 2
 
 
 def test_inspect_the_network(terrace, finished):
@@ -150,6 +208,70 @@ def test_generate_prints_the_oracle(terrace, workspace):
     assert wrong.returncode == 2 and "zipf" in wrong.stderr and not (workspace / "x.tsv").exists()
 
 
+def test_quiet(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    for arguments in (("train", run.job_path), ("generate", "--rows", 100, "--output", workspace / "x.tsv"),
+                      ("predict", run.path, "--data", log, "--output", workspace / "p.txt")):
+        result = run_binary(terrace, *arguments, "--quiet")
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert run.summary()["finished"]
+    for arguments in (("evaluate", run.path, "--data", log), ("inspect", run.path),
+                      ("generate", "--rows", 100, "--output", workspace / "y.tsv", "--json")):
+        result = run_binary(terrace, *arguments, "--quiet")
+        assert result.returncode == 0 and result.stdout and result.stderr == ""
+
+
+@pytest.mark.parametrize("option, value", [
+    ("--rows", "-1"), ("--rows", "0"), ("--rows", "1.5"), ("--rows", "1e30"), ("--seed", "-1"), ("--first-row", "-7"),
+    ("--cardinality", "-1"), ("--slots", "-2"), ("--slots", "4294967297"),
+])
+def test_generate_takes_whole_numbers(terrace, workspace, option, value):
+    rows = () if option == "--rows" else ("--rows", 10)
+    refused = run_binary(terrace, "generate", "--output", workspace / "x.tsv", *rows, option, value)
+    assert refused.returncode == 2 and option in refused.stderr and value in refused.stderr, refused.stderr
+    assert list(workspace.iterdir()) == []
+
+
+def test_numbers_as_in_job_files(terrace, workspace):
+    terrace.text("generate", "--output", workspace / "x.tsv", "--rows", "1e2", "--cardinality", "1_000")
+    assert len((workspace / "x.tsv").read_text().splitlines()) == 100
+    job = workspace / "job.yaml"
+    job.write_text(f"output: {workspace}/run\ndata: {{format: synthetic, rows: 10}}\n")
+    refused = run_binary(terrace, "train", job, "--set", "data.rows=-1")
+    assert refused.returncode == 2 and "data.rows: expected a whole number, got '-1'" in refused.stderr, refused.stderr
+    refused = run_binary(terrace, "inspect", workspace, "--repair", "--back-to", "-1")
+    assert refused.returncode == 2 and "--back-to" in refused.stderr, refused.stderr
+
+
+def test_generate_spares_a_file_that_is_there(terrace, workspace):
+    out = workspace / "log.tsv"
+    out.write_text("mine")
+    refused = run_binary(terrace, "generate", "--rows", 10, "--output", out)
+    assert refused.returncode == 2 and "--overwrite" in refused.stderr and str(out) in refused.stderr
+    assert out.read_text() == "mine" and list(workspace.iterdir()) == [out]
+    terrace.text("generate", "--rows", 10, "--output", out, "--overwrite")
+    assert len(out.read_text().splitlines()) == 10
+
+
+def test_predict_spares_its_input(terrace, finished, log, workspace):
+    data, other = workspace / "data.tsv", workspace / "other.tsv"
+    data.write_bytes(log.read_bytes())
+    other.write_bytes(log.read_bytes())
+    hard, symbolic = workspace / "hard.tsv", workspace / "symbolic.tsv"
+    os.link(data, hard)
+    symbolic.symlink_to(data)
+    (workspace / "x").mkdir()
+    for output in (data, f"{workspace}/x/../data.tsv", hard, symbolic):
+        refused = run_binary(terrace, "predict", finished.path, "--data", other, data, "--output", output)
+        assert refused.returncode == 2 and "would replace the input" in refused.stderr, refused.stderr
+    # What the output is called until it is whole.
+    partial = workspace / "out.txt.partial"
+    partial.write_bytes(log.read_bytes())
+    refused = run_binary(terrace, "predict", finished.path, "--data", partial, "--output", workspace / "out.txt")
+    assert refused.returncode == 2, refused.stderr
+    assert all(path.read_bytes() == log.read_bytes() for path in (data, other, hard, symbolic, partial))
+
+
 def test_kill_at_and_record(terrace, workspace, log):
     points = workspace / "points"
     run = harness.Run(terrace, workspace, jobs.tiny([log]))
@@ -169,6 +291,21 @@ def test_faults(terrace, workspace, log):
     run = harness.Run(terrace, workspace, jobs.tiny([log]))
     outcome = run.train("--test-faults", "write:1:enospc:checkpoint-").expect(1)
     assert "checkpoint-" in outcome.output
+    run.train("--resume").expect(0)
+
+
+def test_a_full_disk(terrace, finished, workspace, log):
+    out = workspace / "out"
+    for command in (("generate", "--rows", 100), ("predict", finished.path, "--data", log)):
+        result = run_binary(terrace, *command, "--output", out, "--test-faults", "write:1:enospc:out")
+        assert result.returncode == 1 and "(free space there)" in result.stderr, result.stderr
+        assert "checkpoint" not in result.stderr and "ssd.paths" not in result.stderr, result.stderr
+        assert list(workspace.iterdir()) == []
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    outcome = run.train("--test-faults", "write:1+:enospc:shard-").expect(1)
+    assert "The run has no checkpoint yet: free space" in outcome.output and "intact" not in outcome.output, outcome.output
+    outcome = run.train("--resume", "--test-faults", "write:1+:enospc:checkpoint-00000002").expect(1)
+    assert "Checkpoint 1 is intact: free space" in outcome.output and "with --resume goes on" in outcome.output, outcome.output
     run.train("--resume").expect(0)
 
 

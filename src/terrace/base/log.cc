@@ -1,5 +1,6 @@
 #include "terrace/base/log.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -34,6 +35,13 @@ bool OnTerminal() {
   return terminal;
 }
 
+// Of a terminal; 80 where it says nothing. Asked each time: windows change.
+std::size_t TerminalColumns() {
+  winsize size = {};
+  const bool known = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? size.ws_col : 80;
+}
+
 }  // namespace
 
 void SetLogLevel(LogLevel level) { g_level.store(level, std::memory_order_relaxed); }
@@ -58,7 +66,8 @@ void SetProgressLine(std::string_view line) {
   MutexLock lock(&g_mu);
   if (!terminal && line.empty()) return;
   std::string text = terminal && g_progress_stands ? "\r\x1b[K" : "";
-  text += line;
+  // A line that wraps could not be taken away again; the last column may wrap, too.
+  text += terminal ? line.substr(0, TerminalColumns() - 1) : line;
   if (!terminal) text += '\n';
   g_progress_stands = terminal && !line.empty();
   std::fwrite(text.data(), 1, text.size(), stderr);

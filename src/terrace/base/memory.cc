@@ -82,7 +82,7 @@ void EndForLackOfMemory(std::string_view what) {
   for (const std::string_view part :
        {std::string_view("\nerror: out of memory: asked the system for "), what,
         std::string_view(
-            ". The last checkpoint is intact (train --resume goes on from it); end what "
+            ". A run's last checkpoint is intact (train --resume goes on from it); end what "
             "else needs memory, lower memory.budget, or raise the limits of this "
             "process.\n")}) {
     if (write(STDERR_FILENO, part.data(), part.size()) < 0) break;  // Nobody listens.

@@ -75,9 +75,7 @@ Status ErrnoError(int error_number, std::string_view what, std::string_view path
       return NotFoundError(std::move(message));
     case ENOSPC:
     case EDQUOT:
-      return IoError(message +
-                     " (free space there, or point ssd.paths or output at a larger disk; "
-                     "the last checkpoint is intact)");
+      return IoError(message + " (free space there)");
     case ENOMEM:
       return OutOfMemoryError(std::move(message));
     case EWOULDBLOCK:

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "terrace/base/log.h"
 #include "terrace/base/units.h"
@@ -75,7 +76,8 @@ int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
     LogText(LogLevel::kInfo, fmt::format("'{}' is finished: nothing is left to do", job->output));
     return kExitDone;
   }
-  const int printed = PrintResult(SummaryTable(outcome->summary, job->output));
+  const int printed =
+      arguments.quiet ? kExitDone : PrintResult(SummaryTable(outcome->summary, job->output));
   if (!outcome->interrupted) return printed;
   std::string command = "terrace train " + ShellWord(arguments.job);
   for (const std::string& set : arguments.overrides) command += " --set " + ShellWord(set);
@@ -86,19 +88,27 @@ int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
 }
 
 int EvaluateCommand(FileSystem* fs, const EvaluateArguments& arguments) {
-  Result<ClickMetricsResult> result = EvaluateRun(fs, arguments.run, arguments.data);
+  const Result<Evaluation> evaluation = EvaluateRun(fs, arguments.run, arguments.data);
   SetProgressLine("");
-  AdviseOnDamage(result.status(), arguments.run);
-  if (!result.ok()) return ReportFailure(result.status());
-  return PrintResult(arguments.json ? ResultToJson(*result) + "\n" : ResultTable(*result));
+  AdviseOnDamage(evaluation.status(), arguments.run);
+  if (!evaluation.ok()) return ReportFailure(evaluation.status());
+  if (!arguments.json) return PrintResult(ResultTable(evaluation->result, evaluation->bad_lines));
+  auto object = nlohmann::ordered_json::parse(ResultToJson(evaluation->result));
+  object["bad_lines"] = evaluation->bad_lines;
+  return PrintResult(object.dump() + "\n");
 }
 
 int PredictCommand(FileSystem* fs, const PredictArguments& arguments) {
-  const Status status = PredictRun(fs, arguments.run, arguments.data, arguments.output);
+  const Result<SourceStats> lines = PredictRun(fs, arguments.run, arguments.data, arguments.output);
   SetProgressLine("");
-  AdviseOnDamage(status, arguments.run);
-  if (!status.ok()) return ReportFailure(status);
-  LogText(LogLevel::kInfo, fmt::format("wrote {}", arguments.output));
+  AdviseOnDamage(lines.status(), arguments.run);
+  if (!lines.ok()) return ReportFailure(lines.status());
+  LogText(LogLevel::kInfo,
+          fmt::format("wrote {} lines to {}", FormatCount(lines->lines), arguments.output));
+  if (lines->bad_lines > 0) {
+    LogText(LogLevel::kWarning,
+            fmt::format("bad lines that got nan: {}", FormatCount(lines->bad_lines)));
+  }
   return kExitDone;
 }
 

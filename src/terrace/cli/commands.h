@@ -28,6 +28,7 @@ struct TrainArguments {
   std::vector<std::string> accept;
   bool resume = false;
   bool overwrite = false;
+  bool quiet = false;  // No summary.
 };
 int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
                  const std::atomic<int>* stop_signals);
@@ -57,7 +58,7 @@ struct InspectArguments {
   bool yes = false;                      // The user agrees to what the plan says.
   std::optional<std::uint64_t> back_to;  // A checkpoint.
   std::string quota;                     // Of the repair; empty: the job's.
-  std::vector<std::string> keys;         // Decimal, or hexadecimal after 0x.
+  std::vector<std::string> keys;         // Decimal, hexadecimal after 0x, or C1=2bc7.
 };
 int InspectCommand(FileSystem* fs, const InspectArguments& arguments);
 // What `repair` asks for: prints the plan, and carries it out where the user agrees.
@@ -73,7 +74,9 @@ struct GenerateArguments {
   std::uint32_t slots = ClickLogSpec().categorical_slots;
   double click_rate = ClickLogSpec().click_rate;
   double signal = ClickLogSpec().signal;
+  bool overwrite = false;  // The file may be there already.
   bool json = false;
+  bool quiet = false;  // No oracle, unless as JSON.
 };
 int GenerateCommand(FileSystem* fs, const GenerateArguments& arguments,
                     const std::atomic<int>* stop_signals);

@@ -43,6 +43,11 @@ class Oracle {
 
 int GenerateCommand(FileSystem* fs, const GenerateArguments& arguments,
                     const std::atomic<int>* stop_signals) {
+  if (!arguments.overwrite && fs->Stat(arguments.output).ok()) {
+    return ReportFailure(InvalidArgumentError(
+        fmt::format("'{}' exists already: name another --output, or replace it with --overwrite",
+                    arguments.output)));
+  }
   ClickLogSpec spec;
   spec.seed = arguments.seed;
   spec.cardinality = arguments.cardinality;
@@ -79,6 +84,7 @@ int GenerateCommand(FileSystem* fs, const GenerateArguments& arguments,
   const double seconds = Clock::Real()->MonotonicSeconds() - start;
   LogText(LogLevel::kInfo, fmt::format("wrote {} lines to {} in {}", FormatCount(arguments.rows),
                                        arguments.output, FormatDuration(seconds)));
+  if (arguments.quiet && !arguments.json) return kExitDone;
   const ClickMetricsResult result = oracle.Compute();
   if (arguments.json) {
     const nlohmann::ordered_json object = {

@@ -11,6 +11,7 @@
 #include "terrace/base/log.h"
 #include "terrace/base/units.h"
 #include "terrace/cli/commands.h"
+#include "terrace/data/criteo_parser.h"
 #include "terrace/data/example_source.h"
 #include "terrace/io/drive_health.h"
 #include "terrace/model/network.h"
@@ -29,15 +30,31 @@ std::string Dump(const Json& object, int indent) {
   return object.dump(indent, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
+// "C1=2bc7": a category as it stands in the log. nullopt: text has no such slot.
+std::optional<Key> CategoryKey(std::string_view text) {
+  const std::size_t at = text.find('=');
+  if (at == std::string_view::npos || !text.starts_with('C')) return std::nullopt;
+  unsigned slot = 0;
+  const auto [rest, error] = std::from_chars(text.data() + 1, text.data() + at, slot);
+  if (error != std::errc() || rest != text.data() + at) return std::nullopt;
+  if (slot < 1 || slot > kCriteoCategories) return std::nullopt;
+  const std::string_view category = text.substr(at + 1);
+  return Key{kFirstCategorySlot + slot - 1} << 48 |
+         (category.empty() ? kMissingCategory : HashCategory(category));
+}
+
 Result<Key> ParseKey(const std::string& text) {
+  if (const std::optional<Key> key = CategoryKey(text)) return *key;
   const bool hexadecimal = text.starts_with("0x") || text.starts_with("0X");
   const char* begin = text.data() + (hexadecimal ? 2 : 0);
   const char* end = text.data() + text.size();
   Key key = 0;
   auto [rest, error] = std::from_chars(begin, end, key, hexadecimal ? 16 : 10);
   if (error == std::errc() && rest == end) return key;
-  return InvalidArgumentError(
-      fmt::format("--key '{}' is no key: a decimal number below 2^64, or 0x and digits", text));
+  return InvalidArgumentError(fmt::format(
+      "--key '{}' is no key: a decimal number below 2^64, 0x and digits, or a column and "
+      "its category as C1=2bc7",
+      text));
 }
 
 // The fields of one row, by name.
@@ -259,6 +276,7 @@ Result<Json> Overview(FileSystem* fs, RunReader* reader) {
                       {"disk_bytes", view.disk_bytes},
                       {"checkpoint_only_bytes", view.checkpoint_only_bytes}});
   }
+  TERRACE_ASSIGN_OR_RETURN(const bool in_training, reader->folder()->IsHeld());
   std::uint64_t dense_bytes = 0;
   for (const FileDigest& digest : checkpoint.dense) dense_bytes += digest.size;
   Json settings = Json::object();
@@ -268,6 +286,7 @@ Result<Json> Overview(FileSystem* fs, RunReader* reader) {
               {"checkpoint", checkpoint.id},
               {"checkpoints", ids},
               {"finished", checkpoint.finished},
+              {"in_training", in_training},
               {"epoch", checkpoint.cursor.epoch},
               {"example_in_epoch", checkpoint.cursor.example_in_epoch},
               {"examples", checkpoint.cursor.examples},
@@ -283,9 +302,11 @@ Result<Json> Overview(FileSystem* fs, RunReader* reader) {
 }
 
 std::string OverviewText(const Json& view) {
+  const char* const state = view["finished"].get<bool>()      ? "finished"
+                            : view["in_training"].get<bool>() ? "in training"
+                                                              : "stopped";
   std::string text =
-      fmt::format("{}: {} at checkpoint {} (kept: {})\n", view["run"].get<std::string>(),
-                  view["finished"].get<bool>() ? "finished" : "in training",
+      fmt::format("{}: {} at checkpoint {} (kept: {})\n", view["run"].get<std::string>(), state,
                   view["checkpoint"].dump(), view["checkpoints"].dump());
   text += fmt::format("  {} examples, {} mini-batches, epoch {}\n",
                       FormatCount(view["examples"].get<std::uint64_t>()),

@@ -5,8 +5,11 @@
 #include <csignal>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
 #include "terrace/base/log.h"
@@ -16,6 +19,7 @@
 #include "terrace/cli/commands.h"
 #include "terrace/io/faulty_file_system.h"
 #include "terrace/train/job.h"
+#include "terrace/train/job_tree.h"
 
 namespace terrace {
 namespace {
@@ -50,7 +54,8 @@ struct CommonArguments {
 void AddCommon(CLI::App* command, CommonArguments* common) {
   command->add_option("--log-level", common->log_level, "debug, info, warning or error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
-  command->add_flag("--quiet", common->quiet, "Warnings and errors only");
+  command->add_flag("--quiet", common->quiet,
+                    "Warnings, errors and results that were asked for, nothing else");
   // The empty group keeps a test's flags out of the help.
   command->add_option("--test-faults", common->faults)->group("");
   command->add_option("--test-kill-at", common->kill_at)->group("");
@@ -85,6 +90,20 @@ int ArmTests(const CommonArguments& common, std::unique_ptr<FileSystem>* faulty)
 
 using Command = std::function<int(FileSystem*)>;
 
+// Of a whole number, in the forms that a job file takes (1e6, 1_000_000): the parser of the
+// arguments would read -1 as 2^64 - 1.
+CLI::Validator AtLeast(std::uint64_t least) {
+  const auto read = [least](std::string& text) {
+    const std::optional<std::uint64_t> value = ParseWhole(text);
+    if (!value || *value < least) {
+      return fmt::format("'{}' is no whole number of {} or more", text, least);
+    }
+    text = std::to_string(*value);
+    return std::string();
+  };
+  return {read, ""};
+}
+
 void AddTrain(CLI::App* app, CommonArguments* common, Command* chosen) {
   CLI::App* command = app->add_subcommand("train", "Trains a model as a job file says");
   auto arguments = std::make_shared<TrainArguments>();  // Shared by parser and command.
@@ -105,7 +124,8 @@ void AddTrain(CLI::App* app, CommonArguments* common, Command* chosen) {
   command->add_flag("--help-job", *help_job, "Prints all keys of a job file");
   command->footer("Example: terrace train examples/criteo.yaml --set data.train=[log.tsv]");
   AddCommon(command, common);
-  command->callback([arguments, help_job, chosen] {
+  command->callback([arguments, help_job, common, chosen] {
+    arguments->quiet = common->quiet;
     *chosen = [arguments, help_job](FileSystem* fs) {
       if (*help_job) return PrintResult(JobReferenceText());
       if (arguments->job.empty()) {
@@ -162,7 +182,7 @@ void AddInspect(CLI::App* app, CommonArguments* common, Command* chosen) {
   CLI::Option* keys =
       command
           ->add_option("--key", arguments->keys,
-                       "The row of a key (decimal, or 0x...) in every table that has it")
+                       "The row of a key (decimal, 0x..., or C1=2bc7) in every table that has it")
           ->allow_extra_args(false);
   CLI::Option* dense = command->add_flag("--dense", arguments->dense,
                                          "The network's parameters and optimizer state");
@@ -176,6 +196,7 @@ void AddInspect(CLI::App* app, CommonArguments* common, Command* chosen) {
       ->add_option("--back-to", arguments->back_to,
                    "With --repair: goes back to this checkpoint and drops the later ones")
       ->needs(repair)
+      ->transform(AtLeast(1))
       ->type_name("CHECKPOINT");
   command
       ->add_option(
@@ -197,17 +218,25 @@ void AddGenerate(CLI::App* app, CommonArguments* common, Command* chosen) {
   CLI::App* command = app->add_subcommand(
       "generate", "Writes a click log as Criteo text whose true click probabilities are known");
   auto arguments = std::make_shared<GenerateArguments>();
-  command->add_option("--rows", arguments->rows, "Lines to write")->required();
+  command->add_option("--rows", arguments->rows, "Lines to write")
+      ->required()
+      ->transform(AtLeast(1));
   command->add_option("--output", arguments->output, "The file; .gz and .zst are compressed")
       ->required();
-  command->add_option("--seed", arguments->seed, "Of the log")->capture_default_str();
+  command->add_flag("--overwrite", arguments->overwrite, "Replaces the file if it is there");
+  command->add_option("--seed", arguments->seed, "Of the log")
+      ->transform(AtLeast(0))
+      ->capture_default_str();
   command->add_option("--first-row", arguments->first_row, "Row of the log to begin at")
+      ->transform(AtLeast(0))
       ->capture_default_str();
   command->add_option("--cardinality", arguments->cardinality, "Categories of a slot")
+      ->transform(AtLeast(1))
       ->capture_default_str();
   command->add_option("--zipf", arguments->zipf, "Exponent of their power law")
       ->capture_default_str();
   command->add_option("--slots", arguments->slots, "Categorical slots, at most 26")
+      ->transform(AtLeast(0))
       ->capture_default_str();
   command->add_option("--click-rate", arguments->click_rate, "Share of clicks, nearly")
       ->capture_default_str();
@@ -216,12 +245,27 @@ void AddGenerate(CLI::App* app, CommonArguments* common, Command* chosen) {
   command->add_flag("--json", arguments->json, "Prints the oracle's figures as one JSON object");
   command->footer("Example: terrace generate --rows 1000000 --output log.tsv.zst --seed 7");
   AddCommon(command, common);
-  command->callback([arguments, chosen] {
+  command->callback([arguments, common, chosen] {
+    arguments->quiet = common->quiet;
     *chosen = [arguments](FileSystem* fs) {
       HandleStopSignals();
       return GenerateCommand(fs, *arguments, &g_stop_signals);
     };
   });
+}
+
+// What stands where a command should, or empty.
+std::string WrongCommand(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return "";
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) {
+    if (command->get_name() == argv[1]) return "";
+    names.push_back(command->get_name());
+  }
+  const std::string nearest = NearestName(argv[1], names);
+  return fmt::format("'{}' is no command{}; the commands are {} (terrace --help)", argv[1],
+                     nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest),
+                     fmt::join(names, ", "));
 }
 
 int Main(int argc, char** argv) {
@@ -242,6 +286,10 @@ int Main(int argc, char** argv) {
   AddPredict(&app, &common, &command);
   AddInspect(&app, &common, &command);
   AddGenerate(&app, &common, &command);
+  if (const std::string wrong = WrongCommand(app, argc, argv); !wrong.empty()) {
+    LogText(LogLevel::kError, wrong);
+    return kExitWrong;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -38,7 +38,7 @@ bool Parses(std::string_view line, const CriteoLayout& layout, BadLine* bad) {
 
 // Reads the layout of `file` and looks at its first lines. Without a header the first line that is
 // good with tabs or with commas decides between them.
-Result<Head> ReadHead(FileSystem* fs, const InputFile& file, bool any_line_may_be_bad) {
+Result<Head> ReadHead(FileSystem* fs, const InputFile& file, const DataOptions& options) {
   Head head;
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<ByteStream> stream, OpenByteStream(fs, file, 0));
   head.stream_bytes = stream->MemoryBytes();
@@ -73,11 +73,15 @@ Result<Head> ReadHead(FileSystem* fs, const InputFile& file, bool any_line_may_b
     if (first_bad.empty())
       first_bad = file.path + ":" + std::to_string(number) + ": " + bad.ToString();
   }
+  const bool any_line_may_be_bad = options.max_bad_fraction >= 1 && !options.for_scoring;
   if (first_bad.empty() || any_line_may_be_bad) return head;
   return InvalidArgumentError(
       first_bad +
       ", and no line among the first ones is better. Criteo text has 40 columns: label, "
-      "13 integers, 26 categories, separated by tabs or commas");
+      "13 integers, 26 categories, separated by tabs or commas" +
+      (options.for_scoring
+           ? ". A log that is to be scored needs the label column too: any 0 or 1 will do"
+           : ""));
 }
 
 }  // namespace
@@ -90,16 +94,17 @@ Result<std::unique_ptr<ExampleSource>> CriteoSource::Open(FileSystem* fs,
   std::uint64_t stream_bytes = 0;
   bool has_rows = false;
   for (const InputFile& file : files) {
-    TERRACE_ASSIGN_OR_RETURN(const Head head, ReadHead(fs, file, options.max_bad_fraction >= 1));
+    TERRACE_ASSIGN_OR_RETURN(const Head head, ReadHead(fs, file, options));
     if (!head.has_rows) LogText(LogLevel::kWarning, file.path + ": holds no example");
     layouts.push_back(head.layout);
     stream_bytes = std::max(stream_bytes, head.stream_bytes);
     has_rows |= head.has_rows;
   }
   if (!has_rows)
-    return InvalidArgumentError(files.front().path +
-                                (files.size() > 1 ? " and the other files" : "") +
-                                ": no example in them; give files with lines of data");
+    return InvalidArgumentError(
+        files.front().path +
+        (files.size() > 1 ? " and the other files: no example in them" : ": no example in it") +
+        "; give files with lines of data");
   return std::unique_ptr<ExampleSource>(
       new CriteoSource(fs, options, integers, std::move(files), std::move(layouts), stream_bytes));
 }
@@ -353,6 +358,7 @@ Status CriteoSource::CountBadLine(const LineReader::Line& line, const BadLine& b
 }
 
 Status CriteoSource::CheckBadFraction() const {
+  if (options_.for_scoring) return OkStatus();
   const std::uint64_t lines = rows_in_epoch_ + bad_in_epoch_;
   if (static_cast<double>(bad_in_epoch_) <= options_.max_bad_fraction * static_cast<double>(lines))
     return OkStatus();

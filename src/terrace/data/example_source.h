@@ -71,6 +71,8 @@ struct DataOptions {
       "dense";                   // dense | bucket | both: what becomes of Criteo's integer columns
   std::string missing = "skip";  // skip: an empty category has no key | key: it has one of its own
   double max_bad_fraction = 0.01;  // Of the lines; more stops the run.
+  // Every line gets a score: bad ones are only counted, after a start with a good one.
+  bool for_scoring = false;
   std::uint64_t read_ahead_bytes = std::uint64_t{8} << 20;
   // synthetic (see click_log_generator.h)
   std::uint64_t rows = 0;

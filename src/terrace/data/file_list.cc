@@ -71,13 +71,11 @@ Result<std::vector<InputFile>> ExpandFiles(FileSystem* fs,
       continue;
     }
     if (info.status().code() != StatusCode::kNotFound) return info.status();
-    if (!IsGlob(pattern))
-      return NotFoundError(pattern + ": no such file; correct the path in the data section");
+    if (!IsGlob(pattern)) return NotFoundError(pattern + ": no such file; correct the path");
     std::vector<InputFile> matched;
     TERRACE_RETURN_IF_ERROR(
         Match(fs, pattern.starts_with('/') ? "/" : "", SplitPath(pattern), 0, &matched));
-    if (matched.empty())
-      return NotFoundError("no file matches " + pattern + "; correct the glob in the data section");
+    if (matched.empty()) return NotFoundError("no file matches " + pattern + "; correct the glob");
     std::sort(matched.begin(), matched.end(),
               [](const InputFile& a, const InputFile& b) { return a.path < b.path; });
     files.insert(files.end(), std::make_move_iterator(matched.begin()),

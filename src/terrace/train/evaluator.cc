@@ -9,6 +9,8 @@
 
 #include "terrace/base/clock.h"
 #include "terrace/base/units.h"
+#include "terrace/data/file_list.h"
+#include "terrace/io/same_file.h"
 #include "terrace/train/checkpoint.h"
 #include "terrace/train/evaluation.h"
 #include "terrace/train/job.h"
@@ -24,7 +26,7 @@ class LoadedRun {
  public:
   static Result<std::unique_ptr<LoadedRun>> Load(FileSystem* fs, const std::string& path,
                                                  const std::vector<std::string>& files,
-                                                 bool any_bad_lines);
+                                                 bool for_scoring);
   Status Run(ClickMetrics* metrics, const PredictionSink& sink);
   ExampleSource* source() { return source_.get(); }
 
@@ -102,7 +104,7 @@ Status LoadedRun::OpenRows(FileSystem* fs) {
 
 Result<std::unique_ptr<LoadedRun>> LoadedRun::Load(FileSystem* fs, const std::string& path,
                                                    const std::vector<std::string>& files,
-                                                   bool any_bad_lines) {
+                                                   bool for_scoring) {
   auto loaded = std::make_unique<LoadedRun>();
   TERRACE_ASSIGN_OR_RETURN(loaded->run_,
                            RunFolder::Open(fs, path, RunFolder::Mode::kRead, nullptr));
@@ -112,7 +114,7 @@ Result<std::unique_ptr<LoadedRun>> LoadedRun::Load(FileSystem* fs, const std::st
   data.files = files;
   data.epochs = 1;
   data.shuffle = "none";
-  if (any_bad_lines) data.max_bad_fraction = 1.0;
+  data.for_scoring = for_scoring;
   TERRACE_ASSIGN_OR_RETURN(loaded->source_, OpenSource(fs, data));
   TERRACE_RETURN_IF_ERROR(loaded->OpenModel());
   TERRACE_RETURN_IF_ERROR(loaded->OpenRows(fs));
@@ -125,6 +127,24 @@ Status LoadedRun::Run(ClickMetrics* metrics, const PredictionSink& sink) {
   PinProvider rows(cache_pointers_, &*plan_, checkpoint_.cursor.examples);
   return Evaluate(source_.get(), memory_.batch, job_.training.minibatch, &planner, &rows,
                   model_.executor.get(), metrics, sink, nullptr);
+}
+
+// The output appears whole or not at all: it is written there.
+std::string PartialOf(const std::string& output) { return output + ".partial"; }
+
+// Whatever the paths: a log that predictions replace is lost.
+Status RefuseToReplaceInput(FileSystem* fs, const std::vector<std::string>& files,
+                            const std::string& output) {
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<InputFile> inputs, ExpandFiles(fs, files));
+  for (const InputFile& input : inputs) {
+    for (const std::string& written : {output, PartialOf(output)}) {
+      if (!IsSameFile(input.path, written)) continue;
+      return InvalidArgumentError(fmt::format(
+          "--output '{}' would replace the input '{}'; name a file that is none of the data",
+          output, input.path));
+    }
+  }
+  return OkStatus();
 }
 
 // Collects text and writes it in large pieces.
@@ -173,31 +193,37 @@ Status WritePredictions(const Batch& batch, std::uint32_t first_example,
 
 }  // namespace
 
-Result<ClickMetricsResult> EvaluateRun(FileSystem* fs, const std::string& run,
-                                       const std::vector<std::string>& files) {
+Result<Evaluation> EvaluateRun(FileSystem* fs, const std::string& run,
+                               const std::vector<std::string>& files) {
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<LoadedRun> loaded,
-                           LoadedRun::Load(fs, run, files, false));
+                           LoadedRun::Load(fs, run, files, /*for_scoring=*/false));
   ClickMetrics metrics;
   TERRACE_RETURN_IF_ERROR(loaded->Run(&metrics, nullptr));
-  return metrics.Compute();
+  return Evaluation{metrics.Compute(), loaded->source()->stats().bad_lines};
 }
 
-Status PredictRun(FileSystem* fs, const std::string& run, const std::vector<std::string>& files,
-                  const std::string& output) {
+Result<SourceStats> PredictRun(FileSystem* fs, const std::string& run,
+                               const std::vector<std::string>& files, const std::string& output) {
+  TERRACE_RETURN_IF_ERROR(RefuseToReplaceInput(fs, files, output));
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<LoadedRun> loaded,
-                           LoadedRun::Load(fs, run, files, true));
-  // The output appears whole or not at all.
-  const std::string temporary = output + ".partial";
+                           LoadedRun::Load(fs, run, files, /*for_scoring=*/true));
+  const std::string temporary = PartialOf(output);
   const Status removed = fs->Remove(temporary);
   if (!removed.ok() && removed.code() != StatusCode::kNotFound) return removed;
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs->Open(temporary, OpenMode::kCreate));
   PredictionWriter writer(std::move(file));
-  TERRACE_RETURN_IF_ERROR(loaded->Run(nullptr, [&](const Batch& batch, std::uint32_t first_example,
-                                                   std::span<const SlicePrediction> slices) {
+  Status status = loaded->Run(nullptr, [&](const Batch& batch, std::uint32_t first_example,
+                                           std::span<const SlicePrediction> slices) {
     return WritePredictions(batch, first_example, slices, &writer);
-  }));
-  TERRACE_RETURN_IF_ERROR(writer.Finish());
-  return fs->Rename(temporary, output);
+  });
+  if (status.ok()) status = writer.Finish();
+  if (status.ok()) status = fs->Rename(temporary, output);
+  if (!status.ok()) {
+    // The cause is what matters; a partial file that stays is removed by the next attempt.
+    const Status left = fs->Remove(temporary);
+    return left.ok() ? status : status.WithContext(temporary + " is left");
+  }
+  return loaded->source()->stats();
 }
 
 }  // namespace terrace

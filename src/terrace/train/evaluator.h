@@ -7,18 +7,24 @@
 #include <vector>
 
 #include "terrace/base/status.h"
+#include "terrace/data/example_source.h"
 #include "terrace/io/file_system.h"
 #include "terrace/model/metrics.h"
 
 namespace terrace {
 
+struct Evaluation {
+  ClickMetricsResult result;
+  std::uint64_t bad_lines = 0;
+};
 // files: paths or globs, in the format of the run's job. kNotFound: no run, or no checkpoint yet.
-Result<ClickMetricsResult> EvaluateRun(FileSystem* fs, const std::string& run,
-                                       const std::vector<std::string>& files);
+Result<Evaluation> EvaluateRun(FileSystem* fs, const std::string& run,
+                               const std::vector<std::string>& files);
 
 // Writes a probability per input line to `output` (a new file, or one that is replaced at the end),
-// in order; "nan" for a bad line.
-Status PredictRun(FileSystem* fs, const std::string& run, const std::vector<std::string>& files,
-                  const std::string& output);
+// in order; "nan" for a bad line. Returns how many lines there were. kInvalidArgument: that would
+// replace one of the inputs; or a file begins with bad lines alone.
+Result<SourceStats> PredictRun(FileSystem* fs, const std::string& run,
+                               const std::vector<std::string>& files, const std::string& output);
 
 }  // namespace terrace

@@ -39,21 +39,6 @@ inline std::string Expected(std::string_view what, const JobNode& node) {
   return fmt::format("expected {}, got {}", what, Shown(node));
 }
 
-// 65536, 65_536 and 1e6 alike.
-inline std::optional<std::uint64_t> ParseWhole(std::string text) {
-  std::erase(text, '_');
-  std::uint64_t value = 0;
-  const char* end = text.data() + text.size();
-  auto [rest, error] = std::from_chars(text.data(), end, value);
-  if (error == std::errc() && rest == end) return value;
-  if (error == std::errc::result_out_of_range) return std::nullopt;
-  double number = 0;
-  auto [rest2, error2] = std::from_chars(text.data(), end, number);
-  if (error2 != std::errc() || rest2 != end) return std::nullopt;
-  if (!(number >= 0) || number > 0x1p53 || number != std::floor(number)) return std::nullopt;
-  return static_cast<std::uint64_t>(number);
-}
-
 template <typename T>
 std::optional<T> ParseNumber(const std::string& text) {
   T value = 0;

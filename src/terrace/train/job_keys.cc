@@ -19,7 +19,6 @@ using job_keys::kMax64;
 using job_keys::kUnbounded;
 using job_keys::OnlyFor;
 using job_keys::OrNull;
-using job_keys::ParseWhole;
 using job_keys::Range;
 using job_keys::Shown;
 using Sparse = SparseOptimizerSpec::Type;

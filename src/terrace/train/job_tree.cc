@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
+#include <cmath>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -281,6 +283,20 @@ std::string NearestName(std::string_view name, const std::vector<std::string>& c
     }
   }
   return nearest;
+}
+
+std::optional<std::uint64_t> ParseWhole(std::string text) {
+  std::erase(text, '_');
+  std::uint64_t value = 0;
+  const char* end = text.data() + text.size();
+  auto [rest, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc() && rest == end) return value;
+  if (error == std::errc::result_out_of_range) return std::nullopt;
+  double number = 0;
+  auto [rest2, error2] = std::from_chars(text.data(), end, number);
+  if (error2 != std::errc() || rest2 != end) return std::nullopt;
+  if (!(number >= 0) || number > 0x1p53 || number != std::floor(number)) return std::nullopt;
+  return static_cast<std::uint64_t>(number);
 }
 
 std::string YamlText(std::string_view text) {

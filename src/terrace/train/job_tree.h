@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -59,6 +61,9 @@ void ApplyOverride(const std::string& override_text, std::size_t index, JobNode*
 
 // The name among `candidates` that is fewest edits away, or empty when none is near.
 std::string NearestName(std::string_view name, const std::vector<std::string>& candidates);
+
+// A whole number as a user writes it: 65536, 65_536 and 1e6 alike.
+std::optional<std::uint64_t> ParseWhole(std::string text);
 
 // A scalar as YAML reads it back: plain where that is safe, else in double quotes.
 std::string YamlText(std::string_view text);

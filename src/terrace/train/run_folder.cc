@@ -148,7 +148,13 @@ Status RunFolderImpl::TakeLock() {
   lock_ = std::move(lock).value();
   TERRACE_RETURN_IF_ERROR(file->Truncate(0));
   const std::string pid = fmt::format("{}\n", getpid());
-  return file->WriteAt(0, std::as_bytes(std::span(pid)));
+  TERRACE_RETURN_IF_ERROR(file->WriteAt(0, std::as_bytes(std::span(pid))));
+  // A process that abandoned its run removed the file that this one had opened.
+  const Result<std::string> holder = ReadFileToString(fs_, path);
+  if (holder.ok() && *holder == pid) return OkStatus();
+  if (!holder.ok() && holder.status().code() != StatusCode::kNotFound) return holder.status();
+  return UnavailableError(
+      fmt::format("another process has just given up the run '{}': start again", path_));
 }
 
 Status RunFolderImpl::OpenForWriting(Mode mode) {
@@ -159,7 +165,7 @@ Status RunFolderImpl::OpenForWriting(Mode mode) {
   }
   if (!info.ok() && info.status().code() != StatusCode::kNotFound) return info.status();
   if (info.ok()) TERRACE_RETURN_IF_ERROR(Inspect(mode).status());
-  TERRACE_RETURN_IF_ERROR(fs_->MakeDirectories(path_));
+  TERRACE_RETURN_IF_ERROR(MakeFolders(path_));
   TERRACE_RETURN_IF_ERROR(TakeLock());
   // Once more: another process may have begun a run before the lock was ours.
   TERRACE_ASSIGN_OR_RETURN(const bool has_run, Inspect(mode));
@@ -197,6 +203,7 @@ Status RunFolderImpl::CheckResume() {
 }
 
 Status RunFolderImpl::Create() {
+  created_ = true;
   const std::string absolute = Absolute(path_);
   marker_ = RunMarker();
   marker_.created_micros = static_cast<std::uint64_t>(Clock::Real()->WallMicros());
@@ -214,13 +221,46 @@ Status RunFolderImpl::Create() {
   TERRACE_RETURN_IF_ERROR(WriteRunMarker(fs_, path_, marker_));
   SyncPoint::Hit("run.create.after_marker");
   for (const std::string& folder : marker_.ssd_folders) {
-    TERRACE_RETURN_IF_ERROR(fs_->MakeDirectories(folder));
+    TERRACE_RETURN_IF_ERROR(MakeFolders(folder));
     TERRACE_RETURN_IF_ERROR(WriteRunMarker(fs_, folder, marker_));
   }
   TERRACE_RETURN_IF_ERROR(fs_->MakeDirectories(At("checkpoints")));
   TERRACE_RETURN_IF_ERROR(fs_->MakeDirectories(At("dense")));
   TERRACE_RETURN_IF_ERROR(KeepJob(JobToYaml(*job_)));
   return fs_->SyncDirectory(path_);
+}
+
+Status RunFolderImpl::MakeFolders(const std::string& path) {
+  std::vector<std::string> missing;
+  for (std::filesystem::path folder = Absolute(path); folder != folder.root_path();
+       folder = folder.parent_path()) {
+    TERRACE_ASSIGN_OR_RETURN(const bool exists, Exists(fs_, folder.string()));
+    if (exists) break;
+    missing.push_back(folder.string());
+  }
+  made_folders_.insert(made_folders_.end(), missing.rbegin(), missing.rend());
+  return fs_->MakeDirectories(path);
+}
+
+Result<bool> RunFolderImpl::IsHeld() {
+  // Shared, and given back at once: only a trainer that starts in this instant would be refused.
+  const Result<std::unique_ptr<FileLock>> lock = fs_->Lock(At(kLock), /*exclusive=*/false);
+  if (lock.ok() || lock.status().code() == StatusCode::kNotFound) return false;
+  if (lock.status().code() == StatusCode::kUnavailable) return true;
+  return lock.status();
+}
+
+Status RunFolderImpl::Abandon() {
+  if (created_) {
+    TERRACE_RETURN_IF_ERROR(RemoveRun());
+    TERRACE_RETURN_IF_ERROR(RemoveFile(At(kLock)));
+  }
+  for (auto folder = made_folders_.rbegin(); folder != made_folders_.rend(); ++folder) {
+    // One that holds something by now is another's too, and stays.
+    const Status removed = fs_->RemoveDirectory(*folder);
+    if (!removed.ok()) LogText(LogLevel::kDebug, removed.message());
+  }
+  return OkStatus();
 }
 
 // Each folder on ssd.paths that is there must be this run's, or empty.
@@ -331,7 +371,12 @@ Result<std::unique_ptr<RunFolder>> RunFolder::Open(FileSystem* fs, const std::st
     TERRACE_RETURN_IF_ERROR(folder->OpenDamaged(mode));
   } else {
     TERRACE_CHECK(job != nullptr);
-    TERRACE_RETURN_IF_ERROR(folder->OpenForWriting(mode));
+    const Status opened = folder->OpenForWriting(mode);
+    if (!opened.ok()) {
+      const Status abandoned = folder->Abandon();
+      if (!abandoned.ok()) LogText(LogLevel::kWarning, abandoned.message());
+      return opened;
+    }
   }
   return std::unique_ptr<RunFolder>(std::move(folder));
 }

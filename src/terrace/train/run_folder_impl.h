@@ -51,6 +51,8 @@ class RunFolderImpl final : public RunFolder {
   Status RemoveStrays() override;
   void ScrubMarkers(std::vector<Finding>* findings, Status* refused) override;
   Status RestoreMarkers(const Checkpoint& checkpoint, const Job& job) override;
+  Result<bool> IsHeld() override;
+  Status Abandon() override;
 
  private:
   std::string At(std::string_view name) const { return JoinPath(path_, name); }
@@ -74,6 +76,8 @@ class RunFolderImpl final : public RunFolder {
   Status TakeLock();
   Status CheckResume();
   Status Create();
+  // As MakeDirectories, and Abandon knows which of them were not there.
+  Status MakeFolders(const std::string& path);
   Status CheckSsdMarkers();
   Status RemoveRun();
   Status ListTemporaries(const std::string& folder, std::vector<std::string>* paths);
@@ -87,6 +91,8 @@ class RunFolderImpl final : public RunFolder {
   RunMarker marker_;
   Status marker_status_;  // Why there is none; of kScrub and kRepair.
   std::unique_ptr<FileLock> lock_;
+  bool created_ = false;                   // The run, by Open.
+  std::vector<std::string> made_folders_;  // By Open, those that hold others first.
 };
 
 }  // namespace terrace

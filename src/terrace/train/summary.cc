@@ -421,13 +421,14 @@ Result<ClickMetricsResult> ResultFromJson(const std::string& json) {
   return result;
 }
 
-std::string ResultTable(const ClickMetricsResult& result) {
+std::string ResultTable(const ClickMetricsResult& result, std::uint64_t bad_lines) {
   return Line("examples", FormatCount(result.examples)) + Line("AUC", Number(result.auc, 5)) +
          Line("log loss", Number(result.logloss, 5)) + Line("NE", Number(result.ne, 5)) +
          Line("calibration", Number(result.calibration, 4)) +
          Line("clicks",
               fmt::format("{} of the examples, {} predicted", Number(result.mean_label, 5),
-                          Number(result.mean_prediction, 5)));
+                          Number(result.mean_prediction, 5))) +
+         (bad_lines > 0 ? Line("bad lines", FormatCount(bad_lines)) : "");
 }
 
 std::string SummaryTable(const RunSummary& summary, const std::string& run) {

@@ -175,7 +175,7 @@ std::string ResultToJson(const ClickMetricsResult& result);
 // kCorruption: no such object.
 Result<ClickMetricsResult> ResultFromJson(const std::string& json);
 // A person's table of a result.
-std::string ResultTable(const ClickMetricsResult& result);
+std::string ResultTable(const ClickMetricsResult& result, std::uint64_t bad_lines = 0);
 
 struct Progress {
   std::uint64_t examples = 0;

@@ -10,13 +10,18 @@ namespace terrace {
 Result<TrainOutcome> TrainJob(FileSystem* fs, const Job& job, RunMode mode,
                               const std::atomic<int>* stop_signals) {
   TrainingRun run(fs, Clock::Real(), job, stop_signals);
-  TERRACE_RETURN_IF_ERROR(run.Prepare(mode));
+  if (Status status = run.Prepare(mode); !status.ok()) {
+    run.AbandonIfUntrained();
+    return status;
+  }
   if (run.already_finished()) {
     TrainOutcome outcome;
     outcome.already_finished = true;
     return outcome;
   }
-  return run.Run();
+  Result<TrainOutcome> outcome = run.Run();
+  if (!outcome.ok()) run.AbandonIfUntrained();
+  return outcome;
 }
 
 }  // namespace terrace

@@ -24,9 +24,9 @@ struct TrainOutcome {
   RunSummary summary;
 };
 
-// Trains. kInvalidArgument: the job or its inputs are wrong, seen before the store was made. Ends
+// Trains. kInvalidArgument: the job or its inputs are wrong, seen before anything was trained. Ends
 // with a checkpoint when *stop_signals becomes positive (nullptr: never). On error the last
-// checkpoint is intact.
+// checkpoint is intact; a new run of which nothing was trained leaves nothing.
 Result<TrainOutcome> TrainJob(FileSystem* fs, const Job& job, RunMode mode,
                               const std::atomic<int>* stop_signals);
 

@@ -287,7 +287,7 @@ Result<TrainOutcome> TrainingRun::Run() {
   if (!interrupted_) {
     if (window_.Compute().examples > 0) TERRACE_RETURN_IF_ERROR(WriteInterval());
   }
-  TERRACE_RETURN_IF_ERROR(TakeCheckpoint(!interrupted_).WithContext("final checkpoint"));
+  TERRACE_RETURN_IF_ERROR(WithWayOn(TakeCheckpoint(!interrupted_).WithContext("final checkpoint")));
   TrainOutcome outcome;
   outcome.interrupted = interrupted_;
   TERRACE_ASSIGN_OR_RETURN(outcome.summary, Summarize(!interrupted_));
@@ -315,7 +315,23 @@ Status TrainingRun::AfterFailure(const Status& failure) {
   } else if (checkpoint.ToString() != failure.ToString()) {
     LogText(LogLevel::kWarning, "no further checkpoint could be taken: " + checkpoint.ToString());
   }
-  return failure.WithContext(fmt::format("training stopped at example {}", cursor_.examples));
+  const Status stopped =
+      failure.WithContext(fmt::format("training stopped at example {}", cursor_.examples));
+  return wanted ? stopped : WithWayOn(stopped);
+}
+
+Status TrainingRun::WithWayOn(const Status& failure) const {
+  if (failure.code() != StatusCode::kIo) return failure;
+  const std::string left =
+      last_checkpoint_ > 0
+          ? fmt::format(
+                "Checkpoint {} is intact: free space on that disk, or mend it, and the same "
+                "command with --resume goes on from there",
+                last_checkpoint_)
+          : std::string(
+                "The run has no checkpoint yet: free space on that disk, or mend it, and "
+                "the same command with --resume starts it anew");
+  return IoError(fmt::format("{}. {}", failure.message(), left));
 }
 
 Status TrainingRun::Validate() {

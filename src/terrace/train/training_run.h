@@ -48,11 +48,15 @@ class TrainingRun {
   bool already_finished() const { return already_finished_; }
   // Trains to the end, or to a checkpoint when a signal comes.
   Result<TrainOutcome> Run();
+  // After an error: removes the run's folder where this process made it and nothing was trained.
+  void AbandonIfUntrained();
 
  private:
   Status OpenInputs();
   Status MakeMemoryPlan();
   Status OpenRun(RunMode mode);
+  // Of a new run.
+  Status CheckQuota() const;
   Status MakeFilters();
   Status MakeCaches();
   // Whether summary.json is there and tells of that checkpoint.
@@ -91,6 +95,8 @@ class TrainingRun {
   // is no more to drop.
   void ReserveForLastCheckpoint() TERRACE_EXCLUDES(checkpoints_mu_);
   Status AfterFailure(const Status& failure);
+  // Of a disk that fails or is full: adds what the run still has and how it goes on.
+  Status WithWayOn(const Status& failure) const;
   Result<bool> BeforePull();
   // True: pinned rows hold more than the caches may have from now on.
   Result<bool> GiveWayToIndex();

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -38,10 +39,11 @@ RunFolder::Mode FolderMode(RunMode mode) {
 }
 
 // As OpenSource; a file that is not there is an error of the job that names it.
-Result<std::unique_ptr<ExampleSource>> OpenJobSource(FileSystem* fs, const DataOptions& options) {
+Result<std::unique_ptr<ExampleSource>> OpenJobSource(FileSystem* fs, const DataOptions& options,
+                                                     std::string_view key) {
   Result<std::unique_ptr<ExampleSource>> source = OpenSource(fs, options);
   if (source.status().code() == StatusCode::kNotFound) {
-    return InvalidArgumentError(source.status().message());
+    return InvalidArgumentError(source.status().message()).WithContext(key);
   }
   return source;
 }
@@ -76,10 +78,10 @@ Status TrainingRun::OpenInputs() {
   train.read_ahead_bytes =
       std::min(train.read_ahead_bytes, std::max(kMiB, job_.memory.budget_bytes / 128));
   train_read_ahead_bytes_ = train.read_ahead_bytes;
-  TERRACE_ASSIGN_OR_RETURN(source_, OpenJobSource(fs_, train));
+  TERRACE_ASSIGN_OR_RETURN(source_, OpenJobSource(fs_, train, "data.train"));
   if (job_.has_validation) {
     TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<ExampleSource> validation,
-                             OpenJobSource(fs_, job_.validation_data));
+                             OpenJobSource(fs_, job_.validation_data, "data.validation"));
     if (validation->schema().ToText() != source_->schema().ToText()) {
       return InvalidArgumentError(
           "the validation data has other slots or dense features than the training data");
@@ -134,6 +136,8 @@ Status TrainingRun::MakeFilters() {
 
 Status TrainingRun::OpenRun(RunMode mode) {
   const ScopedBinding binding(binding_.io);  // Where the stores' threads are born.
+  // Before a run that is there is deleted.
+  if (mode != RunMode::kResume) TERRACE_RETURN_IF_ERROR(CheckQuota());
   TERRACE_ASSIGN_OR_RETURN(run_, RunFolder::Open(fs_, job_.output, FolderMode(mode), &job_));
   quota_ = std::make_unique<DiskQuota>(job_.ssd.quota_bytes);
   RunStores::Options options;
@@ -148,14 +152,7 @@ Status TrainingRun::OpenRun(RunMode mode) {
   TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids, run_->ListCheckpoints());
   const std::string metrics_path = JoinPath(run_->path(), "metrics.jsonl");
   if (ids.empty()) {
-    const std::uint64_t least = 2 * job_.ssd.file_bytes + 3 * MostDenseFileBytes() +
-                                3 * FilterFilesBytes() + 4 * LeastCacheBytes(job_, *plan_);
-    if (job_.ssd.quota_bytes < least) {
-      return InvalidArgumentError(
-          fmt::format("ssd.quota of {} is too small: a checkpoint, the rows of a mini-batch and "
-                      "one compaction need at least {}",
-                      FormatBytes(job_.ssd.quota_bytes), FormatBytes(least)));
-    }
+    TERRACE_RETURN_IF_ERROR(CheckQuota());
     TERRACE_RETURN_IF_ERROR(run_->RemoveStrays());
     TERRACE_ASSIGN_OR_RETURN(
         stores_, RunStores::Create(fs_, clock_, quota_.get(), run_.get(), job_, *plan_, options));
@@ -188,6 +185,25 @@ Status TrainingRun::OpenRun(RunMode mode) {
   TERRACE_ASSIGN_OR_RETURN(metrics_file_,
                            MetricsFile::Open(fs_, metrics_path, newest.metrics_bytes));
   return Restore(newest);
+}
+
+Status TrainingRun::CheckQuota() const {
+  const std::uint64_t least = 2 * job_.ssd.file_bytes + 3 * MostDenseFileBytes() +
+                              3 * FilterFilesBytes() + 4 * LeastCacheBytes(job_, *plan_);
+  if (job_.ssd.quota_bytes >= least) return OkStatus();
+  return InvalidArgumentError(
+      fmt::format("ssd.quota of {} is too small: a checkpoint, the rows of a mini-batch and "
+                  "one compaction need at least {}",
+                  FormatBytes(job_.ssd.quota_bytes), FormatBytes(least)));
+}
+
+void TrainingRun::AbandonIfUntrained() {
+  if (run_ == nullptr || last_checkpoint_ > 0 || cursor_.examples > 0) return;
+  caches_.clear();
+  metrics_file_.reset();
+  stores_.reset();
+  const Status abandoned = run_->Abandon();
+  if (!abandoned.ok()) LogText(LogLevel::kWarning, abandoned.message());
 }
 
 bool TrainingRun::HasSummaryOf(std::uint64_t checkpoint) {
