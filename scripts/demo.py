@@ -74,7 +74,7 @@ def generate(rows, first_row, path):
             return kept["oracle"]
     path.unlink(missing_ok=True)
     options = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
-    oracle = json.loads(run("generate", "--output", path, "--overwrite", *options, "--json"))["oracle"]
+    oracle = json.loads(run("generate", "--output", path, *options, "--json"))["oracle"]
     note.write_text(json.dumps({"settings": settings, "bytes": path.stat().st_size, "oracle": oracle}))
     return oracle
 

@@ -92,18 +92,6 @@ def test_missing_and_empty_data(terrace, finished, workspace):
     assert f"data.train: {workspace}/gone.csv: no such file" in outcome.output, outcome.output
 
 
-def test_inspect_says_whether_the_run_is_in_training(terrace, workspace, log):
-    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 500}))
-    process = run.start()
-    run.wait_for_metrics(process, 10)
-    assert "in training at checkpoint" in terrace.text("inspect", run.path)
-    process.signal(signal.SIGKILL)
-    process.wait(20)
-    assert "stopped at checkpoint" in terrace.text("inspect", run.path)
-    view = json.loads(terrace.text("inspect", run.path, "--json"))
-    assert not view["finished"] and not view["in_training"]
-
-
 @pytest.mark.parametrize("columns, width", [(60, 60), (0, 80), (400, 400)])
 def test_progress_fits_the_terminal(terrace, workspace, log, columns, width):
     run = harness.Run(terrace, workspace, jobs.tiny([log]))
@@ -241,16 +229,6 @@ def test_numbers_as_in_job_files(terrace, workspace):
     assert refused.returncode == 2 and "data.rows: expected a whole number, got '-1'" in refused.stderr, refused.stderr
     refused = run_binary(terrace, "inspect", workspace, "--repair", "--back-to", "-1")
     assert refused.returncode == 2 and "--back-to" in refused.stderr, refused.stderr
-
-
-def test_generate_spares_a_file_that_is_there(terrace, workspace):
-    out = workspace / "log.tsv"
-    out.write_text("mine")
-    refused = run_binary(terrace, "generate", "--rows", 10, "--output", out)
-    assert refused.returncode == 2 and "--overwrite" in refused.stderr and str(out) in refused.stderr
-    assert out.read_text() == "mine" and list(workspace.iterdir()) == [out]
-    terrace.text("generate", "--rows", 10, "--output", out, "--overwrite")
-    assert len(out.read_text().splitlines()) == 10
 
 
 def test_predict_spares_its_input(terrace, finished, log, workspace):

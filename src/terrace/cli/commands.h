@@ -74,7 +74,6 @@ struct GenerateArguments {
   std::uint32_t slots = ClickLogSpec().categorical_slots;
   double click_rate = ClickLogSpec().click_rate;
   double signal = ClickLogSpec().signal;
-  bool overwrite = false;  // The file may be there already.
   bool json = false;
   bool quiet = false;  // No oracle, unless as JSON.
 };

@@ -43,11 +43,6 @@ class Oracle {
 
 int GenerateCommand(FileSystem* fs, const GenerateArguments& arguments,
                     const std::atomic<int>* stop_signals) {
-  if (!arguments.overwrite && fs->Stat(arguments.output).ok()) {
-    return ReportFailure(InvalidArgumentError(
-        fmt::format("'{}' exists already: name another --output, or replace it with --overwrite",
-                    arguments.output)));
-  }
   ClickLogSpec spec;
   spec.seed = arguments.seed;
   spec.cardinality = arguments.cardinality;

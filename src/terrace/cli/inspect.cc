@@ -276,7 +276,6 @@ Result<Json> Overview(FileSystem* fs, RunReader* reader) {
                       {"disk_bytes", view.disk_bytes},
                       {"checkpoint_only_bytes", view.checkpoint_only_bytes}});
   }
-  TERRACE_ASSIGN_OR_RETURN(const bool in_training, reader->folder()->IsHeld());
   std::uint64_t dense_bytes = 0;
   for (const FileDigest& digest : checkpoint.dense) dense_bytes += digest.size;
   Json settings = Json::object();
@@ -286,7 +285,6 @@ Result<Json> Overview(FileSystem* fs, RunReader* reader) {
               {"checkpoint", checkpoint.id},
               {"checkpoints", ids},
               {"finished", checkpoint.finished},
-              {"in_training", in_training},
               {"epoch", checkpoint.cursor.epoch},
               {"example_in_epoch", checkpoint.cursor.example_in_epoch},
               {"examples", checkpoint.cursor.examples},
@@ -302,11 +300,9 @@ Result<Json> Overview(FileSystem* fs, RunReader* reader) {
 }
 
 std::string OverviewText(const Json& view) {
-  const char* const state = view["finished"].get<bool>()      ? "finished"
-                            : view["in_training"].get<bool>() ? "in training"
-                                                              : "stopped";
   std::string text =
-      fmt::format("{}: {} at checkpoint {} (kept: {})\n", view["run"].get<std::string>(), state,
+      fmt::format("{}: {} at checkpoint {} (kept: {})\n", view["run"].get<std::string>(),
+                  view["finished"].get<bool>() ? "finished" : "not finished",
                   view["checkpoint"].dump(), view["checkpoints"].dump());
   text += fmt::format("  {} examples, {} mini-batches, epoch {}\n",
                       FormatCount(view["examples"].get<std::uint64_t>()),

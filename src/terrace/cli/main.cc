@@ -223,7 +223,6 @@ void AddGenerate(CLI::App* app, CommonArguments* common, Command* chosen) {
       ->transform(AtLeast(1));
   command->add_option("--output", arguments->output, "The file; .gz and .zst are compressed")
       ->required();
-  command->add_flag("--overwrite", arguments->overwrite, "Replaces the file if it is there");
   command->add_option("--seed", arguments->seed, "Of the log")
       ->transform(AtLeast(0))
       ->capture_default_str();

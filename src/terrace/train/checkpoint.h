@@ -124,8 +124,6 @@ class RunFolder {
   // Writes the markers that are damaged anew: from a whole one, else from what `checkpoint` and its
   // job say.
   virtual Status RestoreMarkers(const Checkpoint& checkpoint, const Job& job) = 0;
-  // Whether a trainer, or a repair, has the run now.
-  virtual Result<bool> IsHeld() = 0;
   // Removes what Open made, folders that were not there before included; nothing of a run that it
   // found and goes on with. REQUIRES: nothing in the run is open. The folder is used no more.
   virtual Status Abandon() = 0;

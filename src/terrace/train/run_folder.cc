@@ -242,14 +242,6 @@ Status RunFolderImpl::MakeFolders(const std::string& path) {
   return fs_->MakeDirectories(path);
 }
 
-Result<bool> RunFolderImpl::IsHeld() {
-  // Shared, and given back at once: only a trainer that starts in this instant would be refused.
-  const Result<std::unique_ptr<FileLock>> lock = fs_->Lock(At(kLock), /*exclusive=*/false);
-  if (lock.ok() || lock.status().code() == StatusCode::kNotFound) return false;
-  if (lock.status().code() == StatusCode::kUnavailable) return true;
-  return lock.status();
-}
-
 Status RunFolderImpl::Abandon() {
   if (created_) {
     TERRACE_RETURN_IF_ERROR(RemoveRun());

@@ -51,7 +51,6 @@ class RunFolderImpl final : public RunFolder {
   Status RemoveStrays() override;
   void ScrubMarkers(std::vector<Finding>* findings, Status* refused) override;
   Status RestoreMarkers(const Checkpoint& checkpoint, const Job& job) override;
-  Result<bool> IsHeld() override;
   Status Abandon() override;
 
  private:
