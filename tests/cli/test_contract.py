@@ -289,7 +289,7 @@ def test_interrupt(terrace, workspace, log):
     outcome = process.wait(20).expect(130)
     assert run.checkpoints()
     advice = next(line for line in outcome.output.splitlines() if "go on with: " in line).split("go on with: ")[1]
-    assert shlex.split(advice) == ["terrace", "train", str(run.job_path), *settings, "--resume"]
+    assert shlex.split(advice) == [str(terrace.binary), "train", str(run.job_path), *settings, "--resume"]
 
 
 def test_the_disk_is_measured_once_and_remembered(terrace, workspace, log):

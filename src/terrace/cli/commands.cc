@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 
@@ -79,7 +80,7 @@ int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
   const int printed =
       arguments.quiet ? kExitDone : PrintResult(SummaryTable(outcome->summary, job->output));
   if (!outcome->interrupted) return printed;
-  std::string command = "terrace train " + ShellWord(arguments.job);
+  std::string command = ShellWord(program_invocation_name) + " train " + ShellWord(arguments.job);
   for (const std::string& set : arguments.overrides) command += " --set " + ShellWord(set);
   for (const std::string& name : arguments.accept) command += " --accept " + name;
   LogText(LogLevel::kInfo,
