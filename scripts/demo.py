@@ -72,7 +72,6 @@ def generate(rows, first_row, path):
         if kept["settings"] == settings and kept["bytes"] == path.stat().st_size:
             say(f"{shorten(str(path))} is there from an earlier demo")
             return kept["oracle"]
-    path.unlink(missing_ok=True)
     options = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
     oracle = json.loads(run("generate", "--output", path, *options, "--json"))["oracle"]
     note.write_text(json.dumps({"settings": settings, "bytes": path.stat().st_size, "oracle": oracle}))
