@@ -161,7 +161,6 @@ void SegmentedIndex<Line>::ForEachFound(std::span<const std::uint64_t> hashes, V
   const std::size_t count = (hashes.size() + kGroup - 1) / kGroup;
   for (std::size_t now = 0; now < count + kSteps - 1; ++now) {
     const auto group = [&](std::size_t step) { return &groups[(now + kSteps - step) % kSteps]; };
-    // Its keys: none before the first group and after the last.
     const auto keys = [&](std::size_t step) {
       if (now < step || now - step >= count) return std::span<const std::uint64_t>();
       const std::size_t begin = (now - step) * kGroup;
@@ -170,7 +169,8 @@ void SegmentedIndex<Line>::ForEachFound(std::span<const std::uint64_t> hashes, V
     const auto asked = keys(0), placed = keys(1), looked = keys(2), followed = keys(3);
     Group* const looking = group(2);
     looking->pending_count = 0;
-    for (std::size_t i = 0; i < kGroup; ++i) {
+    const std::size_t most = std::max({asked.size(), placed.size(), looked.size()});
+    for (std::size_t i = 0; i < most; ++i) {
       if (i < asked.size()) {
         Walk& walk = group(0)->walks[i] = StartWalk(asked[i]);
         if (walk.segment->lines > 0) {

@@ -183,6 +183,7 @@ class StoreImpl final : public Store {
   // Plans requests for the wanted rows from the cursor on, as many as fit.
   void FillPart(const ReadPlan& plan, ReadCursor* cursor, ReadPart* part) const;
   void FillPartWithFiles(const ReadPlan& plan, ReadCursor* cursor, ReadPart* part) const;
+  static Status CheckWhole(const ReadRequest& request);
   // A record of another key than the one wanted: fine if the index can't tell them apart.
   Status CheckMistaken(const std::byte* record, Key wanted, const std::string& path,
                        std::uint64_t offset) TERRACE_EXCLUDES(mu_);

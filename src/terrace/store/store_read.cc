@@ -224,15 +224,17 @@ void StoreImpl::FillPartWithFiles(const ReadPlan& plan, ReadCursor* cursor, Read
   }
 }
 
+Status StoreImpl::CheckWhole(const ReadRequest& request) {
+  if (request.bytes_read == request.buffer.size()) return OkStatus();
+  return CorruptionError(fmt::format("{}: ends at offset {}, inside of its records",
+                                     request.file->path(), request.offset + request.bytes_read));
+}
+
 Status StoreImpl::TakePart(const ReadPlan& plan, const ReadPart& part) {
   std::uint64_t bytes = 0;
   for (std::size_t r = 0; r < part.ranges.size(); ++r) {
     const Range& range = part.ranges[r];
-    const ReadRequest& request = part.requests[r];
-    if (request.bytes_read != range.bytes) {
-      return CorruptionError(fmt::format("{}: ends at offset {}, inside of its records",
-                                         range.file->path, range.offset + request.bytes_read));
-    }
+    TERRACE_RETURN_IF_ERROR(CheckWhole(part.requests[r]));
     bytes += range.bytes;
   }
   const std::size_t begin = part.ranges.front().begin, end = part.ranges.back().end;

@@ -313,11 +313,8 @@ Status StoreImpl::ReadCandidates(std::span<SortedKey> order,
 
 Status StoreImpl::TakeCandidate(std::span<SortedKey> order, const Candidate& candidate,
                                 const ReadRequest& request) {
+  TERRACE_RETURN_IF_ERROR(CheckWhole(request));
   const std::string& path = candidate.file->path;
-  if (request.bytes_read != request.buffer.size()) {
-    return CorruptionError(fmt::format("{}: ends at offset {}, inside of its records", path,
-                                       request.offset + request.bytes_read));
-  }
   read_bytes_.fetch_add(request.bytes_read, std::memory_order_relaxed);
   read_requests_.fetch_add(1, std::memory_order_relaxed);
   SortedKey& key = order[candidate.sorted];
