@@ -3,7 +3,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -141,6 +145,57 @@ TEST(HugeBuffer, IsZeroedAlignedAndMovable) {
   HugeBuffer moved = std::move(*buffer);
   EXPECT_NE(moved.data(), nullptr);
   EXPECT_FALSE(HugeBuffer::Allocate(std::uint64_t{1} << 60).ok());
+}
+
+// A made-up system under a folder of the test.
+class MemoryLimitTest : public ::testing::Test {
+ protected:
+  MemoryLimitTest() {
+    std::string name = ::testing::TempDir() + "limits.XXXXXX";
+    EXPECT_NE(mkdtemp(name.data()), nullptr);
+    root_ = name;
+    Write("proc/meminfo", "MemFree: 5 kB\nMemTotal:       1000 kB\n");
+  }
+  ~MemoryLimitTest() override { std::filesystem::remove_all(root_); }
+  void Write(const std::string& path, const std::string& text) {
+    std::filesystem::create_directories((root_ / path).parent_path());
+    std::ofstream(root_ / path) << text;
+  }
+  MemoryLimit Read() const { return ReadMemoryLimit(root_ / "proc", root_ / "groups"); }
+
+  std::filesystem::path root_;
+};
+
+TEST_F(MemoryLimitTest, WithoutGroupsTheMachines) {
+  EXPECT_EQ(Read().bytes, 1000u * 1024);
+  EXPECT_FALSE(Read().of_group);
+  Write("proc/self/cgroup", "0::/not/there\n");
+  EXPECT_EQ(Read().bytes, 1000u * 1024);
+  std::filesystem::remove_all(root_ / "proc");
+  EXPECT_EQ(Read().bytes, 0u);
+}
+
+TEST_F(MemoryLimitTest, TheLeastOfAGroupAndThoseAbove) {
+  Write("proc/self/cgroup", "0::/a/b\n");
+  Write("groups/a/b/memory.max", "max\n");
+  EXPECT_EQ(Read().bytes, 1000u * 1024);
+  Write("groups/a/memory.max", "5000\n");
+  EXPECT_EQ(Read().bytes, 5000u);
+  EXPECT_TRUE(Read().of_group);
+  Write("groups/a/b/memory.max", "4000\n");
+  EXPECT_EQ(Read().bytes, 4000u);
+  Write("groups/memory.max", "3000\n");
+  EXPECT_EQ(Read().bytes, 3000u);
+}
+
+TEST_F(MemoryLimitTest, VersionOneHasAHierarchyForMemory) {
+  Write("proc/self/cgroup", "7:cpu:/c\n4:hugetlb,memory:/m\n0::/\nwithout colons\n");
+  Write("groups/memory/c/memory.limit_in_bytes", "1\n");
+  Write("groups/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_FALSE(Read().of_group);
+  Write("groups/memory/m/memory.limit_in_bytes", "6000\n");
+  EXPECT_EQ(Read().bytes, 6000u);
+  EXPECT_TRUE(Read().of_group);
 }
 
 TEST(Status, ContextStandsBeforeTheCause) {

@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <utility>
 
 #include <fmt/format.h>
@@ -106,6 +108,36 @@ ProcessMemory ReadProcessMemory() {
   }
   std::fclose(file);
   return memory;
+}
+
+MemoryLimit ReadMemoryLimit(const std::string& proc, const std::string& groups) {
+  MemoryLimit limit;
+  std::string line;
+  std::ifstream machine(proc + "/meminfo");
+  while (limit.bytes == 0 && std::getline(machine, line)) {
+    unsigned long long kib = 0;
+    if (std::sscanf(line.c_str(), "MemTotal: %llu kB", &kib) == 1) limit.bytes = kib * 1024;
+  }
+  // A line a hierarchy: number, controllers, the group's path. Version 2 has number 0.
+  std::ifstream of_process(proc + "/self/cgroup");
+  while (std::getline(of_process, line)) {
+    const std::size_t first = line.find(':');
+    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = fmt::format(",{},", line.substr(first + 1, second - first - 1));
+    const bool unified = line.starts_with("0::");
+    if (!unified && controllers.find(",memory,") == std::string::npos) continue;
+    const std::string root = unified ? groups : groups + "/memory";
+    // A limit above holds too. In a container the path may be the host's: what is not there is
+    // passed over.
+    for (std::string path = line.substr(second + 1);; path.erase(path.rfind('/'))) {
+      std::ifstream file(root + path + (unified ? "/memory.max" : "/memory.limit_in_bytes"));
+      std::uint64_t bytes = 0;  // Not read where the file says "max".
+      if (file >> bytes && (limit.bytes == 0 || bytes < limit.bytes)) limit = {bytes, true};
+      if (path.rfind('/') == std::string::npos) break;
+    }
+  }
+  return limit;
 }
 
 void ConfigureAllocator() {

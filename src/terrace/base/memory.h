@@ -1,10 +1,11 @@
 // HugeBuffer: page-aligned memory in huge pages, for rows and for direct I/O. ProcessMemory: what
-// the kernel counts.
+// the kernel counts. MemoryLimit: what it allows.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "terrace/base/status.h"
@@ -43,6 +44,16 @@ struct ProcessMemory {
   std::uint64_t peak_bytes = 0;      // VmHWM, likewise.
 };
 ProcessMemory ReadProcessMemory();
+
+// What the system lets this process have: the least of the machine's memory and of the limits of
+// the control groups that it is in (versions 1 and 2).
+struct MemoryLimit {
+  std::uint64_t bytes = 0;  // 0: the system does not say.
+  bool of_group = false;    // A control group's.
+};
+// proc, groups: where the system describes them.
+MemoryLimit ReadMemoryLimit(const std::string& proc = "/proc",
+                            const std::string& groups = "/sys/fs/cgroup");
 
 // Keeps malloc from holding back what is freed: fixed mmap threshold, few arenas. Call first in
 // main().

@@ -219,25 +219,13 @@ Status ViewOlder(FileSystem* fs, RunReader* reader, const std::vector<std::uint6
 
 // Of all disks that hold something of the run.
 Json Drives(RunReader* reader) {
-  std::set<std::string> folders = {reader->folder()->path()};
+  std::vector<std::string> folders = {reader->folder()->path()};
   for (const Checkpoint::StoreManifest& store : reader->checkpoint().stores) {
-    folders.insert(reader->folder()->ResolveDirectory(store.directory));
-  }
-  std::map<std::string, DriveHealth> drives;
-  for (const std::string& folder : folders) {
-    for (DriveHealth& drive : DrivesOf(folder)) drives[drive.device] = std::move(drive);
+    folders.push_back(reader->folder()->ResolveDirectory(store.directory));
   }
   Json all = Json::array();
-  for (const auto& [device, drive] : drives) {
-    Json one = {{"device", device}, {"model", drive.model}};
-    if (!drive.unknown.empty()) {
-      one["unknown"] = drive.unknown;
-    } else {
-      one["percentage_used"] = drive.health.percentage_used;
-      one["available_spare_percent"] = drive.health.available_spare_percent;
-      one["written_bytes"] = drive.health.written_bytes;
-    }
-    all.push_back(std::move(one));
+  for (const DriveHealth& drive : DrivesOfAll(folders)) {
+    all.push_back(Json::parse(DriveToJson(drive)));
   }
   return all;
 }

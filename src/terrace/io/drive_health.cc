@@ -122,6 +122,16 @@ std::vector<DriveHealth> DrivesOf(const std::string& path, const std::string& sy
   return DrivesOfDevice(info.st_dev, sysfs, dev);
 }
 
+std::vector<DriveHealth> DrivesOfAll(std::span<const std::string> paths) {
+  std::map<std::string, DriveHealth> by_name;
+  for (const std::string& path : paths) {
+    for (DriveHealth& drive : DrivesOf(path)) by_name[drive.device] = std::move(drive);
+  }
+  std::vector<DriveHealth> drives;
+  for (auto& [name, drive] : by_name) drives.push_back(std::move(drive));
+  return drives;
+}
+
 std::vector<DriveHealth> DrivesOfDevice(std::uint64_t device, const std::string& sysfs,
                                         const std::string& dev) {
   const std::string folder =

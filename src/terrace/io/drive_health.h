@@ -34,7 +34,9 @@ struct DriveHealth {
 // system describes and offers them. Blocks: on the drives' answers.
 std::vector<DriveHealth> DrivesOf(const std::string& path, const std::string& sysfs = "/sys",
                                   const std::string& dev = "/dev");
-// The same for the block device of this number.
+// Those of several paths, each drive once, by name.
+std::vector<DriveHealth> DrivesOfAll(std::span<const std::string> paths);
+// Those of the block device of this number.
 std::vector<DriveHealth> DrivesOfDevice(std::uint64_t device, const std::string& sysfs,
                                         const std::string& dev);
 

@@ -1,5 +1,6 @@
 #include "terrace/model/metrics.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -57,16 +58,22 @@ bool IsSum(double value) { return std::isfinite(value) && value >= 0; }
 
 }  // namespace
 
-ClickMetrics::ClickMetrics() : clicks_(kBuckets, 0.0), no_clicks_(kBuckets, 0.0) {}
+ClickMetrics::ClickMetrics() : buckets_(kBuckets) {}
+
+void ClickMetrics::Clear() {
+  std::fill(buckets_.begin(), buckets_.end(), Bucket());
+  examples_ = 0;
+  weight_ = label_sum_ = prediction_sum_ = logloss_sum_ = 0;
+}
 
 void ClickMetrics::Add(const float* logit, const float* probability, const float* label,
                        const float* weight, std::size_t count, double logloss_sum) {
   for (std::size_t i = 0; i < count; ++i) {
     const double w = weight == nullptr ? 1.0 : weight[i];
     const double clicked = w * label[i];
-    const std::size_t bucket = BucketOf(logit[i]);
-    clicks_[bucket] += clicked;
-    no_clicks_[bucket] += w - clicked;
+    Bucket& bucket = buckets_[BucketOf(logit[i])];
+    bucket.clicks += clicked;
+    bucket.no_clicks += w - clicked;
     weight_ += w;
     label_sum_ += clicked;
     prediction_sum_ += w * (std::isnan(logit[i]) ? logit[i] : probability[i]);
@@ -80,11 +87,11 @@ ClickMetricsResult ClickMetrics::Compute() const {
   result.examples = examples_;
   result.weight = weight_;
   double below = 0, pairs = 0, shared = 0, clicks = 0;
-  for (std::size_t b = 0; b < kBuckets; ++b) {
-    pairs += clicks_[b] * (below + 0.5 * no_clicks_[b]);
-    shared += 0.5 * clicks_[b] * no_clicks_[b];
-    below += no_clicks_[b];
-    clicks += clicks_[b];
+  for (const Bucket& bucket : buckets_) {
+    pairs += bucket.clicks * (below + 0.5 * bucket.no_clicks);
+    shared += 0.5 * bucket.clicks * bucket.no_clicks;
+    below += bucket.no_clicks;
+    clicks += bucket.clicks;
   }
   const double all_pairs = clicks * below;
   const bool known = all_pairs > 0 && !std::isnan(prediction_sum_);
@@ -108,8 +115,9 @@ std::string ClickMetrics::Save() const {
   std::string bytes(sizeof(StateHeader), '\0');
   StateHeader header = {};
   for (std::size_t b = 0; b < kBuckets; ++b) {
-    if (clicks_[b] == 0 && no_clicks_[b] == 0) continue;
-    const StateEntry entry = {b, clicks_[b], no_clicks_[b]};
+    const Bucket& bucket = buckets_[b];
+    if (bucket.clicks == 0 && bucket.no_clicks == 0) continue;
+    const StateEntry entry = {b, bucket.clicks, bucket.no_clicks};
     bytes.append(reinterpret_cast<const char*>(&entry), sizeof(entry));
     ++header.buckets;
   }
@@ -159,8 +167,7 @@ Status ClickMetrics::Restore(const std::string& bytes) {
       return corrupt("a bucket out of range");
     }
     next = entry.bucket + 1;
-    restored.clicks_[entry.bucket] = entry.clicks;
-    restored.no_clicks_[entry.bucket] = entry.no_clicks;
+    restored.buckets_[entry.bucket] = {entry.clicks, entry.no_clicks};
   }
   restored.examples_ = header.examples;
   restored.weight_ = header.weight;
@@ -172,7 +179,7 @@ Status ClickMetrics::Restore(const std::string& bytes) {
 }
 
 std::uint64_t ClickMetrics::MemoryBytes() const {
-  return sizeof(*this) + (clicks_.capacity() + no_clicks_.capacity()) * sizeof(double);
+  return sizeof(*this) + buckets_.capacity() * sizeof(Bucket);
 }
 
 }  // namespace terrace

@@ -27,6 +27,8 @@ struct ClickMetricsResult {
 class ClickMetrics {
  public:
   ClickMetrics();
+  // As newly made, in the memory it has: a new one would be given 4 MiB of fresh pages.
+  void Clear();
   // NaN: a NaN logit or probability makes auc, mean_prediction and calibration NaN for good; the
   // trainer stops before that.
   // logit, label (0 or 1), weight (nullptr: 1): (count). logloss_sum: of these, as the network
@@ -41,9 +43,12 @@ class ClickMetrics {
   std::uint64_t MemoryBytes() const;
 
  private:
+  struct Bucket {
+    double clicks = 0, no_clicks = 0;  // Weight of label 1, of label 0.
+  };
+
   // By the top 18 bits of the logit's ordered float representation: 9 bits of mantissa.
-  std::vector<double> clicks_;     // (buckets) weight of label 1
-  std::vector<double> no_clicks_;  // (buckets)
+  std::vector<Bucket> buckets_;
   std::uint64_t examples_ = 0;
   double weight_ = 0, label_sum_ = 0, prediction_sum_ = 0, logloss_sum_ = 0;
 };

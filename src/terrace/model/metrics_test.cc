@@ -166,6 +166,16 @@ TEST(ClickMetricsTest, CutOfTheStreamChangesNoBit) {
   EXPECT_EQ(cut.Save(), stream.Measure().Save());
 }
 
+TEST(ClickMetricsTest, ClearedIsAsNew) {
+  const float logit[] = {-1.0f, 0.5f, 2.0f}, probability[] = {0.3f, 0.6f, 0.9f};
+  const float label[] = {0.0f, 1.0f, 1.0f};
+  ClickMetrics metrics;
+  metrics.Add(logit, probability, label, nullptr, 3, 1.5);
+  ASSERT_NE(metrics.Save(), ClickMetrics().Save());
+  metrics.Clear();
+  EXPECT_EQ(metrics.Save(), ClickMetrics().Save());
+}
+
 TEST(ClickMetricsTest, RestoresWhatItSaved) {
   const Stream before = RandomStream(8, 500, true, 0.0);
   const Stream after = RandomStream(9, 500, true, 0.0);

@@ -53,6 +53,12 @@ std::vector<RunStores::Entry> RunStores::MakeEntries(const Job& job, const Model
   return entries;
 }
 
+std::vector<std::string> RunStores::directories() const {
+  std::vector<std::string> all;
+  for (const Entry& entry : stores_) all.push_back(entry.directory);
+  return all;
+}
+
 StoreOptions RunStores::MakeOptions(const Job& job, const Options& options,
                                     const Entry& entry) const {
   StoreOptions store;

@@ -46,6 +46,7 @@ class RunStores {
                                                  std::span<const Checkpoint> kept);
 
   std::vector<Store*> table(std::size_t t) const;
+  std::vector<std::string> directories() const;  // Of all stores.
   std::size_t size() const { return stores_.size(); }
   // Makes all rows durable and names them; what goes into Checkpoint::stores.
   Result<std::vector<Checkpoint::StoreManifest>> Commit(std::uint64_t id);

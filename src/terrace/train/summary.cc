@@ -61,6 +61,18 @@ Json WearJson(const SsdWear& wear) {
           {"write_amplification", wear.WriteAmplification()}};
 }
 
+Json DriveJson(const DriveHealth& drive) {
+  Json object = {{"device", drive.device}, {"model", drive.model}};
+  if (!drive.unknown.empty()) {
+    object["unknown"] = drive.unknown;
+  } else {
+    object["percentage_used"] = drive.health.percentage_used;
+    object["available_spare_percent"] = drive.health.available_spare_percent;
+    object["written_bytes"] = drive.health.written_bytes;
+  }
+  return object;
+}
+
 Json PerformanceJson(const IntervalRecord::Performance& performance) {
   Json channels = Json::array();
   for (const ChannelRecord& channel : performance.channels) {
@@ -104,6 +116,7 @@ Json PerformanceJson(const IntervalRecord::Performance& performance) {
                  {"channels", channels},
                  {"index_bytes", performance.index_bytes},
                  {"resident_bytes", performance.resident_bytes}};
+  for (const DriveHealth& drive : ssd.drives) object["ssd"]["drives"].push_back(DriveJson(drive));
   if (performance.expiry) object["expiry"] = ExpiryJson(*performance.expiry);
   return object;
 }
@@ -315,6 +328,8 @@ std::string ValidationToJson(const ValidationRecord& record) {
 }
 
 std::string SsdWearToJson(const SsdWear& wear) { return WearJson(wear).dump(); }
+
+std::string DriveToJson(const DriveHealth& drive) { return DriveJson(drive).dump(); }
 
 Result<SsdWear> SsdWearOf(const std::string& trainer_state) {
   const nlohmann::json state = nlohmann::json::parse(trainer_state, nullptr, false);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "terrace/base/status.h"
+#include "terrace/io/drive_health.h"
 #include "terrace/model/metrics.h"
 
 namespace terrace {
@@ -91,7 +92,8 @@ struct IntervalRecord {
       std::uint64_t mistaken_reads = 0;  // Of records that the index took for an absent key's.
       // At the end of the interval.
       std::uint64_t live_bytes = 0, stale_bytes = 0, disk_bytes = 0, checkpoint_only_bytes = 0;
-      SsdWear run;  // Since the run began.
+      SsdWear run;                      // Since the run began.
+      std::vector<DriveHealth> drives;  // That tell their wear.
     } ssd;
     std::optional<ExpiryCounts> expiry;  // Where rows expire.
     std::vector<ChannelRecord> channels;
@@ -158,6 +160,7 @@ struct RunSummary {
 
 // What it stands for in one JSON object.
 std::string SsdWearToJson(const SsdWear& wear);
+std::string DriveToJson(const DriveHealth& drive);
 // The part "ssd" of a checkpoint's trainer_state; nothing where it has none, as before version 2 of
 // the summary. kCorruption: no such object.
 Result<SsdWear> SsdWearOf(const std::string& trainer_state);

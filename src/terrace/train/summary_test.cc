@@ -143,6 +143,25 @@ TEST(Metrics, GoldenLinesAreWrittenTheSame) {
   EXPECT_EQ(*golden, lines);
 }
 
+TEST(Metrics, DrivesStandWhereOneTellsItsWear) {
+  IntervalRecord interval;
+  const auto ssd = [&] {
+    return nlohmann::json::parse(IntervalToJson(interval))["performance"]["ssd"];
+  };
+  EXPECT_FALSE(ssd().contains("drives"));
+  DriveHealth drive;
+  drive.device = "nvme0n1";
+  drive.model = "M";
+  drive.health.percentage_used = 7;
+  drive.health.available_spare_percent = 99;
+  drive.health.written_bytes = 512e6;
+  interval.performance.ssd.drives = {drive};
+  ASSERT_EQ(ssd()["drives"].size(), 1u);
+  EXPECT_EQ(ssd()["drives"][0], nlohmann::json::parse(DriveToJson(drive)));
+  EXPECT_EQ(ssd()["drives"][0]["percentage_used"], 7);
+  EXPECT_EQ(ssd()["drives"][0]["written_bytes"], 512e6);
+}
+
 TEST(Metrics, LinesOfEachVersionAreSound) {
   for (const char* version : {"v1", "v2"}) {
     const std::string path =

@@ -14,6 +14,8 @@
 namespace terrace {
 namespace {
 
+constexpr double kDrivesEverySeconds = 60;
+
 StageTimes FromReport(const StageReport& report) {
   StageTimes times;
   times.busy_seconds = report.busy_seconds;
@@ -95,6 +97,16 @@ SsdWear TrainingRun::Wear(const StoreStats& stores) const {
   return wear;
 }
 
+const std::vector<DriveHealth>& TrainingRun::Drives() {
+  const double now = clock_->MonotonicSeconds();
+  if (now - drives_asked_seconds_ >= kDrivesEverySeconds) {
+    drives_asked_seconds_ = now;
+    drives_ = DrivesOfAll(stores_->directories());
+    std::erase_if(drives_, [](const DriveHealth& drive) { return !drive.unknown.empty(); });
+  }
+  return drives_;
+}
+
 Status TrainingRun::WriteInterval() {
   IntervalRecord record;
   record.epoch = cursor_.epoch;
@@ -106,13 +118,14 @@ Status TrainingRun::WriteInterval() {
   if (FilterFilesBytes() > 0) record.unadmitted_shows = std::exchange(unadmitted_in_window_, 0);
   const IntervalRecord::Performance totals = Totals();
   record.performance = totals;
+  record.performance.ssd.drives = Drives();
   record.performance.SubtractTotals(last_totals_);
   last_totals_ = totals;
   record.performance.examples_per_second =
       record.performance.interval_seconds > 0
           ? static_cast<double>(record.window.examples) / record.performance.interval_seconds
           : 0;
-  window_ = ClickMetrics();
+  window_.Clear();
   return metrics_file_->Append(IntervalToJson(record));
 }
 

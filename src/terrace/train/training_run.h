@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -115,6 +116,8 @@ class TrainingRun {
   std::string SaveTrainerState() const;
   // Of the whole run; `stores`: what this process did.
   SsdWear Wear(const StoreStats& stores) const;
+  // The disks of rows that tell their wear, asked once a minute at most.
+  const std::vector<DriveHealth>& Drives();
   Status RestoreTrainerState(const std::string& json);
   Result<RunSummary> Summarize(bool finished);
   // Of all tables, without expired ones: reads every row of tables that have an expiry.
@@ -167,8 +170,10 @@ class TrainingRun {
   bool reached_max_examples_ = false;
   bool interrupted_ = false;
   bool validation_due_ = false;
-  // Shows of keys that were not admitted: of the run, and of the interval.
   SsdWear wear_before_;  // As the checkpoint said that this process resumed from.
+  std::vector<DriveHealth> drives_;
+  double drives_asked_seconds_ = -std::numeric_limits<double>::infinity();
+  // Shows of keys that were not admitted: of the run, and of the interval.
   std::uint64_t unadmitted_shows_ = 0, unadmitted_in_window_ = 0;
   bool warned_of_filter_ = false;
   IntervalRecord::Performance last_totals_;  // At the last interval's end.

@@ -118,6 +118,14 @@ Status TrainingRun::MakeMemoryPlan() {
   input.validates = job_.has_validation;
   input.filter_bytes = 2 * FilterFilesBytes();
   TERRACE_ASSIGN_OR_RETURN(memory_, PlanMemory(input));
+  const MemoryLimit limit = ReadMemoryLimit();
+  if (limit.bytes > 0 && job_.memory.budget_bytes > limit.bytes) {
+    LogText(LogLevel::kWarning,
+            fmt::format("memory.budget is {}, more than the {} that {} has: the system may end the "
+                        "run as memory fills; set memory.budget lower",
+                        FormatBytes(job_.memory.budget_bytes), FormatBytes(limit.bytes),
+                        limit.of_group ? "its control group" : "the machine"));
+  }
   return OkStatus();
 }
 
