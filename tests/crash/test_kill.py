@@ -156,6 +156,23 @@ def test_every_sync_point_of_a_resume(terrace, workspace, job, undisturbed, samp
         resume_and_compare(run, expected, f"killed at {point} of the resume")
 
 
+def test_every_sync_point_of_compaction(terrace, workspace, job, undisturbed, sample_seed):
+    """In a run that must rewrite files all the time to stay within its bound of stale rows."""
+    expected, _, _ = undisturbed
+    points = sorted(point for point in sync_points.STORAGE if point.startswith("store.compact."))
+    assert points
+    rng = random.Random(sample_seed)
+    for point in points:
+        hit = rng.randrange(1, 6)
+        print(f"--sample-seed {sample_seed}: {point}:{hit}")
+        folder = workspace / point
+        folder.mkdir()
+        run = harness.Run(terrace, folder, job, **{"ssd.compaction": "stale_share", "ssd.stale_share": 0.05})
+        run.train("--test-kill-at", f"{point}:{hit}").expect(-signal.SIGKILL)
+        resume_and_compare(run, expected, f"killed at {point}:{hit}")
+        harness.remove(folder)
+
+
 def test_killed_between_the_last_checkpoint_and_the_summary(terrace, workspace, job, undisturbed):
     expected, _, _ = undisturbed
     run = harness.Run(terrace, workspace, job)
