@@ -3,9 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -19,6 +17,7 @@
 #include "terrace/base/mutex.h"
 #include "terrace/base/rng.h"
 #include "terrace/base/status.h"
+#include "terrace/base/testing/temporary_folder.h"
 #include "terrace/base/thread.h"
 #include "terrace/base/units.h"
 
@@ -150,20 +149,13 @@ TEST(HugeBuffer, IsZeroedAlignedAndMovable) {
 // A made-up system under a folder of the test.
 class MemoryLimitTest : public ::testing::Test {
  protected:
-  MemoryLimitTest() {
-    std::string name = ::testing::TempDir() + "limits.XXXXXX";
-    EXPECT_NE(mkdtemp(name.data()), nullptr);
-    root_ = name;
-    Write("proc/meminfo", "MemFree: 5 kB\nMemTotal:       1000 kB\n");
+  MemoryLimitTest() { Write("proc/meminfo", "MemFree: 5 kB\nMemTotal:       1000 kB\n"); }
+  void Write(const std::string& path, const std::string& text) { root_.Write(path, text); }
+  MemoryLimit Read() const {
+    return ReadMemoryLimit(root_.path() / "proc", root_.path() / "groups");
   }
-  ~MemoryLimitTest() override { std::filesystem::remove_all(root_); }
-  void Write(const std::string& path, const std::string& text) {
-    std::filesystem::create_directories((root_ / path).parent_path());
-    std::ofstream(root_ / path) << text;
-  }
-  MemoryLimit Read() const { return ReadMemoryLimit(root_ / "proc", root_ / "groups"); }
 
-  std::filesystem::path root_;
+  const TemporaryFolder root_;
 };
 
 TEST_F(MemoryLimitTest, WithoutGroupsTheMachines) {
@@ -171,7 +163,7 @@ TEST_F(MemoryLimitTest, WithoutGroupsTheMachines) {
   EXPECT_FALSE(Read().of_group);
   Write("proc/self/cgroup", "0::/not/there\n");
   EXPECT_EQ(Read().bytes, 1000u * 1024);
-  std::filesystem::remove_all(root_ / "proc");
+  std::filesystem::remove_all(root_.path() / "proc");
   EXPECT_EQ(Read().bytes, 0u);
 }
 

@@ -224,7 +224,7 @@ Json Drives(RunReader* reader) {
     folders.push_back(reader->folder()->ResolveDirectory(store.directory));
   }
   Json all = Json::array();
-  for (const DriveHealth& drive : DrivesOfAll(folders)) {
+  for (const DriveHealth& drive : DrivesOf(folders)) {
     all.push_back(Json::parse(DriveToJson(drive)));
   }
   return all;

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -115,17 +116,17 @@ NvmeHealth ParseNvmeHealth(std::span<const std::byte, kNvmeHealthBytes> page) {
   return health;
 }
 
-std::vector<DriveHealth> DrivesOf(const std::string& path, const std::string& sysfs,
-                                  const std::string& dev) {
-  struct stat info;
-  if (stat(path.c_str(), &info) != 0) return {};
-  return DrivesOfDevice(info.st_dev, sysfs, dev);
-}
-
-std::vector<DriveHealth> DrivesOfAll(std::span<const std::string> paths) {
-  std::map<std::string, DriveHealth> by_name;
+std::vector<DriveHealth> DrivesOf(std::span<const std::string> paths) {
+  std::set<dev_t> devices;  // Paths share them, and a drive answers slowly.
   for (const std::string& path : paths) {
-    for (DriveHealth& drive : DrivesOf(path)) by_name[drive.device] = std::move(drive);
+    struct stat info;
+    if (stat(path.c_str(), &info) == 0) devices.insert(info.st_dev);
+  }
+  std::map<std::string, DriveHealth> by_name;
+  for (const dev_t device : devices) {
+    for (DriveHealth& drive : DrivesOfDevice(device, "/sys", "/dev")) {
+      by_name[drive.device] = std::move(drive);
+    }
   }
   std::vector<DriveHealth> drives;
   for (auto& [name, drive] : by_name) drives.push_back(std::move(drive));

@@ -29,14 +29,11 @@ struct DriveHealth {
   NvmeHealth health;
 };
 
-// The drives that hold `path`, which exists, through partitions and devices that others make up
-// (LVM, RAID, encryption), by name. Empty: no drive of this machine does. sysfs, dev: where the
-// system describes and offers them. Blocks: on the drives' answers.
-std::vector<DriveHealth> DrivesOf(const std::string& path, const std::string& sysfs = "/sys",
-                                  const std::string& dev = "/dev");
-// Those of several paths, each drive once, by name.
-std::vector<DriveHealth> DrivesOfAll(std::span<const std::string> paths);
-// Those of the block device of this number.
+// The drives that hold these paths, through partitions and devices that others make up (LVM, RAID,
+// encryption), each once, by name. Empty: no drive of this machine does. Blocks: on the drives'
+// answers.
+std::vector<DriveHealth> DrivesOf(std::span<const std::string> paths);
+// Those of the block device of this number. sysfs, dev: where the system describes and offers them.
 std::vector<DriveHealth> DrivesOfDevice(std::uint64_t device, const std::string& sysfs,
                                         const std::string& dev);
 

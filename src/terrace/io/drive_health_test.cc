@@ -1,17 +1,17 @@
 #include "terrace/io/drive_health.h"
 
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
 #include <array>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "terrace/base/testing/temporary_folder.h"
 
 namespace terrace {
 namespace {
@@ -22,13 +22,9 @@ namespace stdfs = std::filesystem;
 class DrivesTest : public ::testing::Test {
  protected:
   DrivesTest() {
-    std::string name = ::testing::TempDir() + "drives.XXXXXX";
-    EXPECT_NE(mkdtemp(name.data()), nullptr);
-    root_ = name;
     stdfs::create_directories(root_ / "dev/block");
     stdfs::create_directories(root_ / "nodes");
   }
-  ~DrivesTest() override { stdfs::remove_all(root_); }
 
   stdfs::path AddDisk(const std::string& name, const std::string& model) {
     const stdfs::path disk = root_ / "devices" / name;
@@ -61,7 +57,8 @@ class DrivesTest : public ::testing::Test {
     return names;
   }
 
-  stdfs::path root_;
+  const TemporaryFolder folder_;
+  const stdfs::path root_ = folder_.path();
 };
 
 using Texts = std::vector<std::string>;
@@ -94,11 +91,15 @@ TEST_F(DrivesTest, DevicesInACircleAndNoneAtAll) {
   stdfs::create_symlink(two, one / "slaves/dm-2");
   EXPECT_TRUE(Of(one).empty());
   EXPECT_TRUE(DrivesOfDevice(makedev(0, 77), root_, root_ / "nodes").empty());
-  EXPECT_TRUE(DrivesOf(root_ / "nothing").empty());
+  const std::vector<std::string> nothing = {root_ / "nothing"};
+  EXPECT_TRUE(DrivesOf(nothing).empty());
 }
 
 TEST_F(DrivesTest, ThisMachinesOwnSayWhyOrHowMuch) {
-  for (const DriveHealth& drive : DrivesOf(root_)) {
+  const std::vector<std::string> one = {root_};
+  const std::vector<std::string> both = {root_ / "dev", root_ / "nodes"};
+  EXPECT_EQ(Names(DrivesOf(both)), Names(DrivesOf(one)));  // Each drive once.
+  for (const DriveHealth& drive : DrivesOf(one)) {
     EXPECT_FALSE(drive.device.empty());
     EXPECT_TRUE(!drive.unknown.empty() || drive.health.available_spare_percent <= 100)
         << drive.device;

@@ -101,7 +101,7 @@ const std::vector<DriveHealth>& TrainingRun::Drives() {
   const double now = clock_->MonotonicSeconds();
   if (now - drives_asked_seconds_ >= kDrivesEverySeconds) {
     drives_asked_seconds_ = now;
-    drives_ = DrivesOfAll(stores_->directories());
+    drives_ = DrivesOf(stores_->directories());
     std::erase_if(drives_, [](const DriveHealth& drive) { return !drive.unknown.empty(); });
   }
   return drives_;
