@@ -1,6 +1,7 @@
 #include "terrace/pipeline/train_step.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -63,9 +64,25 @@ std::span<std::byte* const> KeepPlaced(std::span<std::byte* const> rows, std::si
   return {places->data(), kept};
 }
 
-std::uint32_t SliceBegin(std::uint32_t examples, int slice, int slices) {
-  return static_cast<std::uint32_t>(std::uint64_t{examples} * static_cast<std::uint32_t>(slice) /
-                                    static_cast<std::uint32_t>(slices));
+// How slices share the work: a level is one slice for each thread, and the threads take the levels
+// in turn, the largest first, so that whoever is late, because another stage uses its core, holds
+// up the others by a small slice at most.
+struct SliceLevels {
+  int count;
+  std::array<std::size_t, 3> shares;  // Of the levels, in parts of `whole`.
+  std::size_t whole;
+};
+constexpr SliceLevels kSliceLevels[] = {{3, {5, 2, 1}, 8}, {2, {3, 1, 0}, 4}, {2, {1, 1, 0}, 2}};
+// The smallest slice of the first two: a product of less takes the multiplying units' time for
+// reading parameters.
+constexpr std::size_t kLeastSmallSlice = 128;
+
+SliceLevels LevelsFor(std::size_t minibatch, std::size_t threads) {
+  if (threads == 1) return {1, {1, 0, 0}, 1};
+  for (const SliceLevels& levels : kSliceLevels) {
+    if (minibatch / (levels.whole * threads) >= kLeastSmallSlice) return levels;
+  }
+  return kSliceLevels[2];
 }
 
 }  // namespace
@@ -94,15 +111,13 @@ Result<std::unique_ptr<StepExecutor>> StepExecutor::Create(std::vector<StepTable
                                                            Network* network, WorkerGroup* workers) {
   std::unique_ptr<StepExecutor> executor(
       new StepExecutor(std::move(tables), minibatch, network, workers));
-  // Two a thread: when one has to share its core with another stage, the others wait for half a
-  // share of the work at most (docs/decisions/slices.md).
-  const auto count = static_cast<std::uint32_t>(workers->size() == 1 ? 1 : 2 * workers->size());
+  executor->PlanSlices();
   std::size_t widest = 0;
   for (const StepTable& table : executor->tables_) {
     widest = std::max<std::size_t>(widest, table.schema->weight_floats());
   }
-  const std::uint32_t block = executor->MostBlockExamples((minibatch + count - 1) / count);
-  for (std::uint32_t i = 0; i < count; ++i) {
+  const std::uint32_t block = executor->MostBlockExamples(executor->LargestSlice());
+  for (std::size_t i = 1; i < executor->slice_shares_.size(); ++i) {
     auto slice = std::make_unique<Slice>();
     TERRACE_ASSIGN_OR_RETURN(slice->context, network->NewContext(block));
     slice->gradient_sum.resize(kRowsAtOnce * widest);
@@ -124,6 +139,27 @@ Result<std::unique_ptr<StepExecutor>> StepExecutor::Create(std::vector<StepTable
   return executor;
 }
 
+void StepExecutor::PlanSlices() {
+  const auto threads = static_cast<std::size_t>(workers_->size());
+  const SliceLevels levels = LevelsFor(minibatch_, threads);
+  slice_shares_ = {0};
+  for (int level = 0; level < levels.count; ++level) {
+    for (std::size_t i = 0; i < threads; ++i) {
+      slice_shares_.push_back(slice_shares_.back() +
+                              levels.shares[static_cast<std::size_t>(level)]);
+    }
+  }
+}
+
+std::size_t StepExecutor::SliceBegin(std::size_t work, int slice) const {
+  return work * slice_shares_[static_cast<std::size_t>(slice)] / slice_shares_.back();
+}
+
+std::uint32_t StepExecutor::LargestSlice() const {
+  // Where the division cuts off is up to the place.
+  return std::min(minibatch_, static_cast<std::uint32_t>(SliceBegin(minibatch_, 1)) + 1);
+}
+
 std::uint32_t StepExecutor::MostBlockExamples(std::uint32_t slice) const {
   std::uint32_t most = 0;
   for (std::uint32_t left = 1; left <= slice; ++left) {
@@ -133,8 +169,7 @@ std::uint32_t StepExecutor::MostBlockExamples(std::uint32_t slice) const {
 }
 
 Status StepExecutor::WarmUp() {
-  const auto count = static_cast<std::uint32_t>(slices_.size());
-  const std::uint32_t slice_examples = (minibatch_ + count - 1) / count;
+  const std::uint32_t slice_examples = LargestSlice();
   workers_->Run(slices(), [&](int i) {
     Slice* slice = slices_[static_cast<std::size_t>(i)].get();
     slice->status = OkStatus();
@@ -171,8 +206,8 @@ void StepExecutor::Prepare(const WorkItem& item, std::uint32_t m) {
   contexts_.clear();
   for (int i = 0; i < slices(); ++i) {
     Slice* slice = slices_[static_cast<std::size_t>(i)].get();
-    slice->begin = SliceBegin(examples, i, slices());
-    slice->end = SliceBegin(examples, i + 1, slices());
+    slice->begin = static_cast<std::uint32_t>(SliceBegin(examples, i));
+    slice->end = static_cast<std::uint32_t>(SliceBegin(examples, i + 1));
     slice->status = OkStatus();
     if (slice->end > slice->begin) contexts_.push_back(slice->context.get());
   }
@@ -323,16 +358,16 @@ void StepExecutor::RenewRows(const WorkItem& item, std::uint32_t m, std::uint64_
 
 void StepExecutor::RenewPart(const WorkItem& item, std::uint32_t m, std::uint64_t position,
                              int part) {
-  constexpr std::uint32_t kAhead = 16;  // Rows; what memory delivers while one is looked at.
+  constexpr std::size_t kAhead = 16;  // Rows; what memory delivers while one is looked at.
   Slice* slice = slices_[static_cast<std::size_t>(part)].get();
   for (std::size_t t = 0; t < tables_.size(); ++t) {
     const RowSchema& schema = *tables_[t].schema;
     if (schema.expiry().Points(position) == 0) continue;
     const TableWork& work = item.tables[t];
-    const std::uint32_t count = work.row_begin[m + 1] - work.row_begin[m];
-    const std::uint32_t base = work.row_begin[m];
-    const std::uint32_t last = base + SliceBegin(count, part + 1, slices());
-    for (std::uint32_t r = base + SliceBegin(count, part, slices()); r < last; ++r) {
+    const std::size_t count = work.row_begin[m + 1] - work.row_begin[m];
+    const std::size_t base = work.row_begin[m];
+    const std::size_t last = base + SliceBegin(count, part + 1);
+    for (std::size_t r = base + SliceBegin(count, part); r < last; ++r) {
       if (r + kAhead < last && work.places[r + kAhead] != nullptr) {
         __builtin_prefetch(work.places[r + kAhead] + schema.statistics_offset());
       }
@@ -377,11 +412,9 @@ void StepExecutor::ApplyRows(const WorkItem& item, std::uint32_t m, int part,
     if (!work.value.empty()) {
       rows.value = std::span<const float>(work.value.data() + occurrence_begin, occurrences);
     }
-    // Equal shares of rows and occurrences together; the bits do not depend on where the ranges
-    // part.
+    // Shares of rows and occurrences together; the bits do not depend on where the ranges part.
     auto boundary = [&](int border) -> std::size_t {
-      const std::size_t target = (row_count + occurrences) * static_cast<std::size_t>(border) /
-                                 static_cast<std::size_t>(slices());
+      const std::size_t target = SliceBegin(row_count + occurrences, border);
       std::size_t low = 0, high = row_count;
       while (low < high) {
         const std::size_t middle = (low + high) / 2;

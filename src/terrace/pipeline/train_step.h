@@ -1,8 +1,8 @@
 // StepExecutor: one mini-batch from rows to rows: gather and pool, forward, backward, sum the
-// gradients per key, apply (HPS algorithm 1, lines 12-14). A mini-batch runs as slices, twice
-// as many as compute threads, and a slice as blocks, from gather to backward, which stay in the
-// second cache; all sums have a fixed order, so the result depends on the number of compute threads
-// and on nothing else of the machine. Threads: one caller; the work runs on the
+// gradients per key, apply (HPS algorithm 1, lines 12-14). A mini-batch runs as slices, two or
+// three a compute thread, and a slice as blocks, from gather to backward, which stay in the second
+// cache; all sums have a fixed order, so the result depends on the number of compute threads and on
+// nothing else of the machine. Threads: one caller; the work runs on the
 // WorkerGroup. Borrows network, workers and schemas.
 #pragma once
 
@@ -91,6 +91,11 @@ class StepExecutor {
   float* GradientLine(std::uint32_t example) const {
     return reinterpret_cast<float*>(block_gradient_.data()) + example * gradient_stride_;
   }
+  // Decides how slices share the work, by the sizes of mini-batch and workers.
+  void PlanSlices();
+  // Where a slice begins in `work` examples or rows.
+  std::size_t SliceBegin(std::size_t work, int slice) const;
+  std::uint32_t LargestSlice() const;  // Examples, at most.
   // The largest block that a slice of at most so many examples has.
   std::uint32_t MostBlockExamples(std::uint32_t slice) const;
   Status RunSlice(const WorkItem& item, std::uint32_t m, bool train, Slice* slice);
@@ -106,6 +111,7 @@ class StepExecutor {
   const std::uint32_t minibatch_;
   Network* const network_;
   WorkerGroup* const workers_;
+  std::vector<std::size_t> slice_shares_;  // (slices + 1) Of the work, before each slice.
   std::vector<std::unique_ptr<Slice>> slices_;
   std::vector<SlicePrediction> predictions_;  // Those that have examples.
   std::vector<NetworkContext*> contexts_;     // Likewise.

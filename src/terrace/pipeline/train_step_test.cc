@@ -1,5 +1,6 @@
 #include "terrace/pipeline/train_step.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -37,14 +38,14 @@ class StepTest : public testing::Test {
     return RowSchema::Create("default", {embedding, wide}).value();
   }
 
-  std::shared_ptr<const Batch> MakeBatch() {
+  std::shared_ptr<const Batch> MakeBatch(std::uint32_t examples = kMinibatch) {
     Rng rng(5);
     auto batch = std::make_shared<Batch>();
-    batch->examples = kMinibatch;
+    batch->examples = examples;
     batch->slots = kSlots;
     batch->first_example = 1000;
     batch->key_begin.push_back(0);
-    for (std::uint32_t e = 0; e < kMinibatch; ++e) {
+    for (std::uint32_t e = 0; e < examples; ++e) {
       batch->label.push_back(rng.Unit() < 0.3 ? 1.0f : 0.0f);
       batch->dense.push_back(static_cast<float>(rng.Unit()));
       batch->dense.push_back(static_cast<float>(rng.Unit()));
@@ -62,7 +63,7 @@ class StepTest : public testing::Test {
   std::unique_ptr<WorkItem> Plan(const std::shared_ptr<const Batch>& batch) {
     std::vector<PlannedSlot> slots;
     for (std::uint32_t s = 0; s < kSlots; ++s) slots.push_back({0, s * kDim, false});
-    KeyPlanner planner(slots, 1, kMinibatch);
+    KeyPlanner planner(slots, 1, batch->examples);
     const std::size_t limit[1] = {100000};
     std::unique_ptr<WorkItem> item = planner.Plan(batch, 0, 0, limit).value();
     TableWork& work = item->tables[0];
@@ -74,11 +75,12 @@ class StepTest : public testing::Test {
     return item;
   }
 
-  std::unique_ptr<StepExecutor> MakeExecutor(Network* network, WorkerGroup* workers) {
+  std::unique_ptr<StepExecutor> MakeExecutor(Network* network, WorkerGroup* workers,
+                                             std::uint32_t minibatch = kMinibatch) {
     StepTable table;
     table.schema = &schema_;
     for (std::uint32_t s = 0; s < kSlots; ++s) table.slots.push_back({s, s * kDim, false});
-    return StepExecutor::Create({table}, kMinibatch, network, workers).value();
+    return StepExecutor::Create({table}, minibatch, network, workers).value();
   }
 
   static std::string FileName(std::uint32_t /*file*/) { return "clicks.tsv"; }
@@ -114,22 +116,33 @@ TEST_F(StepTest, TrainsRowsParametersAndStatistics) {
   EXPECT_EQ(show, kMinibatch * kSlots);
 }
 
-TEST_F(StepTest, SlicesPredictWhatOneSlicePredicts) {
-  const auto batch = MakeBatch();
-  std::vector<float> reference;
-  for (int threads : {1, 2, 3, 5}) {
-    LinearNetwork network(inputs_);
-    WorkerGroup workers("compute", threads);
-    auto executor = MakeExecutor(&network, &workers);
-    auto item = Plan(batch);
-    auto predictions = executor->Predict(*item, 0);
-    ASSERT_TRUE(predictions.ok());
-    std::vector<float> logits;
-    for (const SlicePrediction& slice : *predictions) {
-      logits.insert(logits.end(), slice.logit, slice.logit + slice.examples);
+// Mini-batches of slices in two equal levels, in two, and, with two threads, in three; of the last
+// a part only, as at the end of an epoch. One step's rows depend on no sum over slices.
+TEST_F(StepTest, SlicesPredictAndTeachRowsWhatOneSliceDoes) {
+  for (const std::uint32_t minibatch : {kMinibatch, 1100u, 2100u, 4000u}) {
+    const auto batch = MakeBatch(std::min(minibatch, 3001u));
+    std::vector<float> reference;
+    std::vector<std::byte> reference_rows;
+    for (int threads : {1, 2, 3, 5}) {
+      LinearNetwork network(inputs_);
+      WorkerGroup workers("compute", threads);
+      auto executor = MakeExecutor(&network, &workers, minibatch);
+      auto item = Plan(batch);
+      auto predictions = executor->Predict(*item, 0);
+      ASSERT_TRUE(predictions.ok());
+      std::vector<float> logits;
+      for (const SlicePrediction& slice : *predictions) {
+        logits.insert(logits.end(), slice.logit, slice.logit + slice.examples);
+      }
+      ASSERT_TRUE(executor->Train(*item, 0, rates_, 1000, FileName).ok());
+      if (threads == 1) {
+        EXPECT_EQ(logits.size(), batch->examples);
+        reference = logits;
+        reference_rows = rows_;
+      }
+      EXPECT_EQ(logits, reference) << minibatch << " examples, " << threads << " threads";
+      EXPECT_EQ(rows_, reference_rows) << minibatch << " examples, " << threads << " threads";
     }
-    if (reference.empty()) reference = logits;
-    EXPECT_EQ(logits, reference) << threads << " threads";
   }
 }
 
