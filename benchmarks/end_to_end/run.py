@@ -178,7 +178,8 @@ def compare(options, trainer, hidden, minibatch, threads):
     row["terrace"] = {"median": statistics.median(rates), "best": best, "whole_run": statistics.median(whole)}
     row["ratio"] = row["terrace"]["median"] / max(row["torch"]["median"], row["fbgemm"]["median"])
     seconds = {name: minibatch / row[name]["median"] for name in ("fbgemm", "dense", "terrace")}
-    row["beyond_dense_share"] = (seconds["terrace"] - seconds["dense"]) / (seconds["fbgemm"] - seconds["dense"])
+    beyond = seconds["fbgemm"] - seconds["dense"]
+    row["beyond_dense_share"] = (seconds["terrace"] - seconds["dense"]) / beyond if beyond > 0 else None
     return row
 
 
@@ -190,8 +191,10 @@ def print_comparison(row):
     def cell(name):
         return f"{row[name]['median']:>9,.0f} ({row[name]['best']:>7,.0f})"
     aim = f"{row['target']:.2f}" if row["target"] else "-"
+    # FBGEMM may seem to take no time beyond the dense step, where that is most of all.
+    share = f"{100 * row['beyond_dense_share']:.0f} %" if row["beyond_dense_share"] is not None else "-"
     print(f"{row['hidden']:>14} {row['minibatch']:>6} {row['threads']:>7} {cell('torch')} {cell('fbgemm')} {cell('dense')} "
-          f"{cell('terrace')} {row['ratio']:>6.2f} {aim:>5} {100 * row['beyond_dense_share']:>11.0f} %", flush=True)
+          f"{cell('terrace')} {row['ratio']:>6.2f} {aim:>5} {share:>13}", flush=True)
 
 
 # --- curve ----------------------------------------------------------------------------------------
