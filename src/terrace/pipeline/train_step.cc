@@ -68,17 +68,16 @@ std::span<std::byte* const> KeepPlaced(std::span<std::byte* const> rows, std::si
 // in turn, the largest first, so that whoever is late, because another stage uses its core, holds
 // up the others by a small slice at most.
 struct SliceLevels {
-  int count;
-  std::array<std::size_t, 3> shares;  // Of the levels, in parts of `whole`.
+  std::array<std::size_t, 3> shares;  // Of the levels, in parts of `whole`; 0: no such level.
   std::size_t whole;
 };
-constexpr SliceLevels kSliceLevels[] = {{3, {5, 2, 1}, 8}, {2, {3, 1, 0}, 4}, {2, {1, 1, 0}, 2}};
+constexpr SliceLevels kSliceLevels[] = {{{5, 2, 1}, 8}, {{3, 1, 0}, 4}, {{1, 1, 0}, 2}};
 // The smallest slice of the first two: a product of less takes the multiplying units' time for
 // reading parameters.
 constexpr std::size_t kLeastSmallSlice = 128;
 
 SliceLevels LevelsFor(std::size_t minibatch, std::size_t threads) {
-  if (threads == 1) return {1, {1, 0, 0}, 1};
+  if (threads == 1) return {{1, 0, 0}, 1};
   for (const SliceLevels& levels : kSliceLevels) {
     if (minibatch / (levels.whole * threads) >= kLeastSmallSlice) return levels;
   }
@@ -116,9 +115,9 @@ Result<std::unique_ptr<StepExecutor>> StepExecutor::Create(std::vector<StepTable
   for (const StepTable& table : executor->tables_) {
     widest = std::max<std::size_t>(widest, table.schema->weight_floats());
   }
-  const std::uint32_t block = executor->MostBlockExamples(executor->LargestSlice());
-  for (std::size_t i = 1; i < executor->slice_shares_.size(); ++i) {
+  for (int i = 0; i + 1 < static_cast<int>(executor->slice_shares_.size()); ++i) {
     auto slice = std::make_unique<Slice>();
+    const std::uint32_t block = executor->MostBlockExamples(executor->MostExamples(i));
     TERRACE_ASSIGN_OR_RETURN(slice->context, network->NewContext(block));
     slice->gradient_sum.resize(kRowsAtOnce * widest);
     slice->deltas.resize(kRowsAtOnce);
@@ -143,10 +142,9 @@ void StepExecutor::PlanSlices() {
   const auto threads = static_cast<std::size_t>(workers_->size());
   const SliceLevels levels = LevelsFor(minibatch_, threads);
   slice_shares_ = {0};
-  for (int level = 0; level < levels.count; ++level) {
-    for (std::size_t i = 0; i < threads; ++i) {
-      slice_shares_.push_back(slice_shares_.back() +
-                              levels.shares[static_cast<std::size_t>(level)]);
+  for (const std::size_t share : levels.shares) {
+    for (std::size_t i = 0; share > 0 && i < threads; ++i) {
+      slice_shares_.push_back(slice_shares_.back() + share);
     }
   }
 }
@@ -155,9 +153,10 @@ std::size_t StepExecutor::SliceBegin(std::size_t work, int slice) const {
   return work * slice_shares_[static_cast<std::size_t>(slice)] / slice_shares_.back();
 }
 
-std::uint32_t StepExecutor::LargestSlice() const {
-  // Where the division cuts off is up to the place.
-  return std::min(minibatch_, static_cast<std::uint32_t>(SliceBegin(minibatch_, 1)) + 1);
+std::uint32_t StepExecutor::MostExamples(int slice) const {
+  // A smaller mini-batch may round to one more.
+  const std::size_t most = SliceBegin(minibatch_, slice + 1) - SliceBegin(minibatch_, slice) + 1;
+  return std::min(minibatch_, static_cast<std::uint32_t>(most));
 }
 
 std::uint32_t StepExecutor::MostBlockExamples(std::uint32_t slice) const {
@@ -169,8 +168,8 @@ std::uint32_t StepExecutor::MostBlockExamples(std::uint32_t slice) const {
 }
 
 Status StepExecutor::WarmUp() {
-  const std::uint32_t slice_examples = LargestSlice();
   workers_->Run(slices(), [&](int i) {
+    const std::uint32_t slice_examples = MostExamples(i);
     Slice* slice = slices_[static_cast<std::size_t>(i)].get();
     slice->status = OkStatus();
     const NetworkInput input = slice->context->input();

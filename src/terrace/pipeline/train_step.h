@@ -95,7 +95,7 @@ class StepExecutor {
   void PlanSlices();
   // Where a slice begins in `work` examples or rows.
   std::size_t SliceBegin(std::size_t work, int slice) const;
-  std::uint32_t LargestSlice() const;  // Examples, at most.
+  std::uint32_t MostExamples(int slice) const;  // Of any mini-batch.
   // The largest block that a slice of at most so many examples has.
   std::uint32_t MostBlockExamples(std::uint32_t slice) const;
   Status RunSlice(const WorkItem& item, std::uint32_t m, bool train, Slice* slice);
