@@ -39,7 +39,19 @@ Pipeline::Pipeline(std::vector<Stage*> stages, std::vector<std::size_t> capaciti
 
 Pipeline::~Pipeline() = default;
 
-Status Pipeline::Run() { return capacities_.empty() ? RunSequential() : RunThreaded(); }
+Status Pipeline::Run() {
+  Status status;
+  if (capacities_.empty()) {
+    status = RunSequential();
+  } else {
+    RunThreaded();
+  }
+  MutexLock lock(&mu_);
+  ended_ = true;
+  // The stages may go when Run returns.
+  while (aborting_) abort_ended_.Wait(&mu_);
+  return status.ok() ? failure_ : status;
+}
 
 void Pipeline::AddTime(std::size_t s, double StageReport::*field, double seconds) {
   MutexLock lock(&mu_);
@@ -77,7 +89,7 @@ Status Pipeline::RunSequential() {
   return OkStatus();
 }
 
-Status Pipeline::RunThreaded() {
+void Pipeline::RunThreaded() {
   std::vector<Thread> threads;
   for (std::size_t s = 0; s + 1 < stages_.size(); ++s) {
     threads.emplace_back(stages_[s]->name(), ThreadPriority::kYielding,
@@ -85,9 +97,6 @@ Status Pipeline::RunThreaded() {
   }
   StageLoop(stages_.size() - 1);
   for (Thread& thread : threads) thread.Join();
-  links_.clear();  // Drops what an abort left behind.
-  MutexLock lock(&mu_);
-  return failure_;
 }
 
 void Pipeline::StageLoop(std::size_t s) {
@@ -148,10 +157,15 @@ void Pipeline::Abort(const Status& cause) {
       }
       return;
     }
+    if (ended_) return;
     failure_ = cause;
+    aborting_ = true;
   }
   for (const auto& link : links_) link->channel.Abort(cause);
   for (Stage* stage : stages_) stage->Cancel(cause);
+  MutexLock lock(&mu_);
+  aborting_ = false;
+  abort_ended_.NotifyAll();
 }
 
 std::vector<StageReport> Pipeline::times() const {

@@ -65,7 +65,7 @@ class Pipeline {
   // Blocks: until the first stage is done and all items have passed, or a stage failed. Every item
   // is destroyed then.
   Status Run();
-  // Ends Run soon with `cause`. Any thread.
+  // Ends Run soon with `cause`; does nothing when Run has ended. Any thread.
   void Abort(const Status& cause);
 
   // Any thread, during Run too.
@@ -77,7 +77,7 @@ class Pipeline {
   struct Link;
 
   Status RunSequential();
-  Status RunThreaded();
+  void RunThreaded();
   // Body of stage s; returns when its input ends or something failed.
   void StageLoop(std::size_t s);
   Status RunStage(std::size_t s);
@@ -89,7 +89,10 @@ class Pipeline {
   const std::vector<std::vector<int>> units_;  // (stages), or none.
   std::vector<std::unique_ptr<Link>> links_;   // links_[s] lies between stage s and s + 1.
   mutable Mutex mu_;
+  CondVar abort_ended_;
   Status failure_ TERRACE_GUARDED_BY(mu_);
+  bool aborting_ TERRACE_GUARDED_BY(mu_) = false;  // A thread tells channels and stages.
+  bool ended_ TERRACE_GUARDED_BY(mu_) = false;     // Run touches no stage any more.
   std::vector<StageReport> times_ TERRACE_GUARDED_BY(mu_);
 };
 

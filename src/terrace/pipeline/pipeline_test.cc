@@ -1,7 +1,9 @@
 #include "terrace/pipeline/pipeline.h"
 
 #include <atomic>
+#include <chrono>
 #include <numeric>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -128,6 +130,46 @@ TEST(Pipeline, AbortFromOutsideEndsIt) {
   Thread other("other", ThreadPriority::kNormal, [&] { pipeline.Abort(AbortedError("enough")); });
   EXPECT_EQ(pipeline.Run().code(), StatusCode::kAborted);
   other.Join();
+}
+
+// Ends by its channel; is told so slowly.
+class SlowToCancel final : public Stage {
+ public:
+  const std::string& name() const override { return name_; }
+  Status Process(std::unique_ptr<WorkItem> /*item*/, const Emit& emit, bool* /*done*/) override {
+    return emit(Item(0));
+  }
+  void Cancel(const Status& /*cause*/) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    cancelled = true;
+  }
+  std::atomic<bool> cancelled{false};
+
+ private:
+  const std::string name_ = "slow to cancel";
+};
+
+TEST(Pipeline, RunReturnsWhenNoStageIsToldAnythingAnyMore) {
+  SlowToCancel source;
+  Sink sink(kNever);
+  Pipeline pipeline({&source, &sink}, {1}, Clock::Real());
+  Thread other("other", ThreadPriority::kNormal, [&] { pipeline.Abort(AbortedError("enough")); });
+  EXPECT_EQ(pipeline.Run().code(), StatusCode::kAborted);
+  EXPECT_TRUE(source.cancelled);
+  other.Join();
+}
+
+TEST(Pipeline, AnAbortAfterTheEndTouchesNoStage) {
+  for (std::size_t capacity : {0, 1}) {
+    Source source(3);
+    Repeat repeat(1, kNever);
+    Sink sink(kNever);
+    const std::vector<std::size_t> capacities(capacity == 0 ? 0 : 2, capacity);
+    Pipeline pipeline({&source, &repeat, &sink}, capacities, Clock::Real());
+    ASSERT_TRUE(pipeline.Run().ok());
+    pipeline.Abort(AbortedError("too late"));
+    EXPECT_EQ(repeat.cancels, 0);
+  }
 }
 
 // Waits inside the first stage until it is cancelled, as a reader of a slow disk does.
