@@ -3,7 +3,6 @@
 #include <atomic>
 #include <chrono>
 #include <numeric>
-#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -140,13 +139,16 @@ class SlowToCancel final : public Stage {
     return emit(Item(0));
   }
   void Cancel(const Status& /*cause*/) override {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    MutexLock lock(&mu_);
+    never_.WaitFor(&mu_, std::chrono::milliseconds(100));
     cancelled = true;
   }
   std::atomic<bool> cancelled{false};
 
  private:
   const std::string name_ = "slow to cancel";
+  Mutex mu_;
+  CondVar never_;
 };
 
 TEST(Pipeline, RunReturnsWhenNoStageIsToldAnythingAnyMore) {
