@@ -157,13 +157,17 @@ Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& opti
   for (Store* store : cache->stores_) store->SetHolder(cache.get());
   if (options.background) {
     RowCacheImpl* self = cache.get();
-    if (self->stores_.size() > 1) {
-      const int readers = static_cast<int>(std::min(self->stores_.size(), kMostShardReaders));
-      MutexLock lock(&self->read_mu_);
-      self->shard_readers_ =
-          std::make_unique<WorkerGroup>("cache-read-", readers, nullptr, ThreadPriority::kYielding);
+    for (std::size_t i = 0; i < kLoaders; ++i) {
+      StoreReader* reader = &self->readers_[i];
+      if (self->stores_.size() > 1) {
+        const int threads = static_cast<int>(std::min(self->stores_.size(), kMostShardReaders));
+        MutexLock lock(&reader->mu);
+        reader->workers = std::make_unique<WorkerGroup>("cache-read-", threads, nullptr,
+                                                        ThreadPriority::kYielding);
+      }
+      self->loaders_[i] = Thread("cache-read", ThreadPriority::kNormal,
+                                 [self, reader] { self->LoaderLoop(reader); });
     }
-    self->loader_ = Thread("cache-read", ThreadPriority::kNormal, [self] { self->LoaderLoop(); });
   }
   return std::unique_ptr<RowCache>(std::move(cache));
 }
@@ -188,7 +192,9 @@ RowCacheImpl::~RowCacheImpl() {
     stop_ = true;
     load_wanted_.NotifyAll();
   }
-  if (loader_.joinable()) loader_.Join();
+  for (Thread& loader : loaders_) {
+    if (loader.joinable()) loader.Join();
+  }
 }
 
 std::size_t RowCacheImpl::MaxPinnedRows() const {

@@ -51,7 +51,8 @@ Status RowCacheImpl::Peek(std::span<const Key> keys, std::span<std::byte* const>
     missing_rows.push_back(rows[i]);
   }
   std::vector<std::uint8_t> missing_found(missing.size(), 0);
-  TERRACE_RETURN_IF_ERROR(ReadFromStores(missing_keys, missing_rows, missing_found, nullptr));
+  TERRACE_RETURN_IF_ERROR(
+      ReadFromStores(&readers_.front(), missing_keys, missing_rows, missing_found, nullptr));
   for (std::size_t i = 0; i < missing.size(); ++i) found[missing[i]] = missing_found[i];
   return OkStatus();
 }

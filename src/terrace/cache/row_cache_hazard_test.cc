@@ -714,6 +714,34 @@ TEST_P(Hazard, TwoPinsShareRowsThatAreOnTheirWay) {
   EXPECT_EQ(RowAt(*same, 0), TrainedRow(10, 2));
 }
 
+TEST_P(Hazard, ALoadRunsBesideTheOneBeforeItAndEndsAfterIt) {
+  for (const std::int64_t fails : {-1, 0, 1, 2}) {  // Which of the loads.
+    SCOPED_TRACE(fails);
+    Fixture fixture(GetParam(), kSmall, /*background=*/true);
+    ASSERT_TRUE(fixture.Open().ok());
+    RowCache& cache = *fixture.cache;
+    FakeStore& store = *fixture.stores[0];
+    store.HoldReadsOf(0);
+    store.FailAt(fails);
+    auto first = cache.StartPin(KeyRange(0, 20));
+    store.WaitForHeldRead();
+    auto second = cache.StartPin(KeyRange(10, 20));  // Half of them are those of the first.
+    store.WaitForReads(1);                           // Of the second.
+    auto third = cache.StartPin(KeyRange(20, 20));
+    ASSERT_TRUE(first.ok() && second.ok() && third.ok());
+    EXPECT_EQ(cache.stats().created, 0u);
+    store.LetGo();
+    const auto code = [fails](std::int64_t load) {
+      return fails < 0 || load < fails ? StatusCode::kOk : StatusCode::kIo;
+    };
+    EXPECT_EQ(third->Wait().code(), code(2));
+    EXPECT_EQ(second->Wait().code(), code(1));
+    EXPECT_EQ(first->Wait().code(), code(0));
+    PinnedRows again = PinOrDie(&cache, KeyRange(0, 40));
+    for (std::size_t w = 0; w < 40; ++w) ASSERT_EQ(RowAt(again, w), InitialRow(w));
+  }
+}
+
 TEST_P(Hazard, AFailedLoadTakesThePinsThatMayShareItsRows) {
   for (const bool background : {false, true}) {
     SCOPED_TRACE(background);
@@ -726,6 +754,7 @@ TEST_P(Hazard, AFailedLoadTakesThePinsThatMayShareItsRows) {
     fixture.stores[0]->HoldReads();
     fixture.stores[0]->FailAt(0);
     auto first = cache.StartPin(KeyRange(0, 20));
+    if (background) fixture.stores[0]->WaitForHeldRead();
     auto second = cache.StartPin(KeyRange(10, 20));
     auto third = cache.StartPin(KeyRange(0, 5));
     ASSERT_TRUE(first.ok() && second.ok() && third.ok());

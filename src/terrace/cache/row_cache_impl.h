@@ -5,6 +5,7 @@
 // for a store, except those that keep a second Pin, flush or reader out.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -22,9 +23,10 @@
 
 namespace terrace {
 
-// Rows of one Pin on their way from the stores. Loads run one after another, in the order of their
-// pins, so that when one is done all rows of the pins before it are there as well. A failure ends
-// every load that was pinned by then, because its pin may share a row with the failed one.
+// Rows of one Pin on their way from the stores. Loads begin and end in the order of their pins, so
+// that when one is done all rows of the pins before it are there as well; two run at a time, of
+// which one is looked up, or its new rows are made, while the other has the disk. A failed
+// load takes all those with it that are pinned before it has ended: they may share rows with it.
 struct RowLoad {
   std::vector<EntryId> entries;  // (rows)
   std::vector<Key> keys;         // (rows)
@@ -78,6 +80,12 @@ class RowCacheImpl final : public RowCache, public RowHolder {
       found.clear();
     }
   };
+  // Reads of the stores, one at a time.
+  struct StoreReader {
+    Mutex mu;
+    std::unique_ptr<WorkerGroup> workers TERRACE_GUARDED_BY(mu);  // Null: shard by shard.
+  };
+  static constexpr std::size_t kLoaders = 2;
   // Released handles whose lists the next Pins fill: fresh pages would cost more than to fill them.
   static constexpr std::size_t kSparePins = 2;
 
@@ -115,15 +123,18 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   bool LeaveExpired(EntryId id) TERRACE_REQUIRES(mu_);
   // Enters the rows of a Pin; those whose bytes are in no buffer are on their way from now on.
   void Publish(PinnedRows* pinned, const Missing& missing) TERRACE_REQUIRES(mu_);
-  // Runs the oldest load, mu_ released meanwhile. REQUIRES: there is one, and none is running.
-  void RunOldestLoad() TERRACE_REQUIRES(mu_);
+  bool HasLoad() const TERRACE_REQUIRES(mu_) { return running_loads_ < loads_.size(); }
+  // Runs the oldest load that does not run, by `reader`; mu_ is released meanwhile. Returns when it
+  // has ended. REQUIRES: HasLoad().
+  void RunLoad(StoreReader* reader) TERRACE_REQUIRES(mu_);
   // Reads the rows, or creates them.
-  Status Load(RowLoad* load) TERRACE_EXCLUDES(mu_);
+  Status Load(StoreReader* reader, RowLoad* load) TERRACE_EXCLUDES(mu_);
   void EndLoad(RowLoad* load, const Status& status) TERRACE_REQUIRES(mu_);
   void WaitLocked(RowLoad* load) TERRACE_REQUIRES(mu_);
-  void LoaderLoop() TERRACE_EXCLUDES(mu_);
-  Status ReadFromStores(std::span<const Key> keys, std::span<std::byte* const> rows,
-                        std::span<std::uint8_t> found, const std::atomic<bool>* stop);
+  void LoaderLoop(StoreReader* reader) TERRACE_EXCLUDES(mu_);
+  Status ReadFromStores(StoreReader* reader, std::span<const Key> keys,
+                        std::span<std::byte* const> rows, std::span<std::uint8_t> found,
+                        const std::atomic<bool>* stop);
   void UndoPin(const PinnedRows& pinned, const Missing& missing) TERRACE_REQUIRES(mu_);
   void UnpinEntries(std::span<const EntryId> entries) TERRACE_REQUIRES(mu_);
   // Copies what is in memory; appends the numbers of the other keys, counted from `first`.
@@ -155,11 +166,10 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   Mutex pin_mu_;  // One Pin at a time.
   Missing missing_ TERRACE_GUARDED_BY(pin_mu_);
   Mutex flush_mu_;  // One FlushDirty at a time.
-  Mutex read_mu_;   // One Read of the stores at a time.
-  std::unique_ptr<WorkerGroup> shard_readers_ TERRACE_GUARDED_BY(read_mu_);  // Null: one by one.
+  std::array<StoreReader, kLoaders> readers_;
   mutable Mutex mu_;
   CondVar room_;         // Rows were released; aborted.
-  CondVar load_wanted_;  // For the loader: a load was queued; stop.
+  CondVar load_wanted_;  // For the loaders: a load was queued; stop.
   CondVar loaded_;       // A load has ended.
   // Bases and rows of pinned entries are read without mu_; chunk tables change under it.
   RowArena arena_;
@@ -175,13 +185,13 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   std::vector<PinnedRows> spare_pins_ TERRACE_GUARDED_BY(mu_);
   std::uint32_t ahead_chunk_ = 0;  // Where WriteAhead goes on; its thread's.
   std::deque<std::shared_ptr<RowLoad>> loads_ TERRACE_GUARDED_BY(mu_);  // Not done; oldest first.
-  bool loading_ TERRACE_GUARDED_BY(mu_) = false;                        // The first of them runs.
+  std::size_t running_loads_ TERRACE_GUARDED_BY(mu_) = 0;               // The first ones of them.
   bool stop_ TERRACE_GUARDED_BY(mu_) = false;
   Status aborted_ TERRACE_GUARDED_BY(mu_);
   std::atomic<bool> stop_reads_{false};           // Relaxed: seen between two reads.
   RowCacheStats counts_ TERRACE_GUARDED_BY(mu_);  // The counters of it only.
   std::atomic<std::uint64_t> dirty_rows_{0};      // In the cache. A count; orders nothing.
-  Thread loader_;
+  std::array<Thread, kLoaders> loaders_;
 };
 
 }  // namespace terrace

@@ -11,12 +11,12 @@
 
 namespace terrace {
 
-void RowCacheImpl::LoaderLoop() {
+void RowCacheImpl::LoaderLoop(StoreReader* reader) {
   MutexLock lock(&mu_);
   while (true) {
-    while (!stop_ && loads_.empty()) load_wanted_.Wait(&mu_);
-    if (loads_.empty()) return;
-    RunOldestLoad();
+    while (!stop_ && !HasLoad()) load_wanted_.Wait(&mu_);
+    if (!HasLoad()) return;
+    RunLoad(reader);
   }
 }
 
@@ -28,39 +28,43 @@ Status RowCacheImpl::WaitFor(RowLoad* load) {
 
 void RowCacheImpl::WaitLocked(RowLoad* load) {
   while (!load->done) {
-    if (options_.background || loading_) {
+    if (options_.background || running_loads_ > 0) {
       loaded_.Wait(&mu_);
     } else {
-      RunOldestLoad();
+      RunLoad(&readers_.front());
     }
   }
 }
 
-void RowCacheImpl::RunOldestLoad() {
-  const std::shared_ptr<RowLoad> load = loads_.front();
-  loading_ = true;
+void RowCacheImpl::RunLoad(StoreReader* reader) {
+  const std::shared_ptr<RowLoad> load = loads_[running_loads_++];
   Status status = aborted_;
   if (status.ok()) {
     mu_.Unlock();
-    status = Load(load.get());
+    status = Load(reader, load.get());
     mu_.Lock();
     // An aborted read says only that it was.
     if (!status.ok() && !aborted_.ok()) status = aborted_;
   }
-  loading_ = false;
+  while (loads_.front() != load) loaded_.Wait(&mu_);
+  if (status.ok()) status = load->status;  // Of the one before it.
+  --running_loads_;
   loads_.pop_front();
   EndLoad(load.get(), status);
-  for (; !status.ok() && !loads_.empty(); loads_.pop_front()) {
-    EndLoad(loads_.front().get(), status);
+  if (!status.ok()) {
+    // Those that run have the failure to end with; the others end here.
+    for (std::size_t i = 0; i < running_loads_; ++i) loads_[i]->status = status;
+    for (; HasLoad(); loads_.pop_back()) EndLoad(loads_.back().get(), status);
   }
   loaded_.NotifyAll();
 }
 
-Status RowCacheImpl::Load(RowLoad* load) {
+Status RowCacheImpl::Load(StoreReader* reader, RowLoad* load) {
   SyncPoint::Hit("cache.pin.before_read");
   load->found.assign(load->keys.size(), 0);
   const double begin = clock_->MonotonicSeconds();
-  TERRACE_RETURN_IF_ERROR(ReadFromStores(load->keys, load->rows, load->found, &stop_reads_));
+  TERRACE_RETURN_IF_ERROR(
+      ReadFromStores(reader, load->keys, load->rows, load->found, &stop_reads_));
   load->seconds = clock_->MonotonicSeconds() - begin;
   for (std::size_t i = 0; i < load->keys.size(); ++i) {
     if (load->found[i] == 0) options_.create_row(load->keys[i], load->rows[i]);
@@ -89,9 +93,10 @@ void RowCacheImpl::EndLoad(RowLoad* load, const Status& status) {
   load->done = true;
 }
 
-Status RowCacheImpl::ReadFromStores(std::span<const Key> keys, std::span<std::byte* const> rows,
-                                    std::span<std::uint8_t> found, const std::atomic<bool>* stop) {
-  MutexLock one_read(&read_mu_);
+Status RowCacheImpl::ReadFromStores(StoreReader* reader, std::span<const Key> keys,
+                                    std::span<std::byte* const> rows, std::span<std::uint8_t> found,
+                                    const std::atomic<bool>* stop) {
+  MutexLock one_read(&reader->mu);
   if (stores_.size() == 1) return stores_[0]->Read(keys, rows, found, stop);
   ShardOrder order;
   SortByShard(keys, stores_.size(), &order);
@@ -116,8 +121,8 @@ Status RowCacheImpl::ReadFromStores(std::span<const Key> keys, std::span<std::by
     failed.store(true, std::memory_order_relaxed);
   };
   const int shards = static_cast<int>(stores_.size());
-  if (shard_readers_ != nullptr) {
-    shard_readers_->Run(shards, read_shard);
+  if (reader->workers != nullptr) {
+    reader->workers->Run(shards, read_shard);
   } else {
     for (int shard = 0; shard < shards; ++shard) read_shard(shard);
   }

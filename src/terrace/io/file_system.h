@@ -72,7 +72,8 @@ struct ReadRequest {
 };
 
 // Reads many ranges at once: io_uring, or a pool of threads where the kernel forbids it. Requests
-// come in groups, so that a caller handles one while the next are read. One caller at a time.
+// come in groups, so that a caller handles one while the next are read. One caller at a time; until
+// all it has started is waited for, or the queue destroyed, the calls are of the same thread.
 class ReadQueue {
  public:
   virtual ~ReadQueue() = default;  // Waits for what was started.

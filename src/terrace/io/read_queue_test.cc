@@ -15,6 +15,7 @@
 
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
+#include "terrace/base/thread.h"
 #include "terrace/io/faulty_file_system.h"
 #include "terrace/io/file_system.h"
 #include "terrace/io/testing/memory_file_system.h"
@@ -186,6 +187,37 @@ TEST_P(ReadQueueTest, GroupsEndInTheOrderOfTheirStart) {
   groups[0][0].buffer = arena->span().first(kDirectIoAlignment);
   queue_->Start(groups[0]);
   queue_.reset();
+}
+
+TEST_P(ReadQueueTest, ThreadsUseItOneAfterTheOther) {
+  auto file = Open(OpenMode::kReadDirect);
+  auto memory = HugeBuffer::Allocate(kFileBytes);
+  TERRACE_ASSERT_OK(memory);
+  Rng rng(kSeed + 2);
+  const auto read = [&] {
+    std::ranges::fill(memory->span(), std::byte{0});
+    std::vector<ReadRequest> requests(200);
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      requests[i].file = file.get();
+      requests[i].offset = rng.Below(kFileBytes / kDirectIoAlignment) * kDirectIoAlignment;
+      requests[i].buffer = memory->span().subspan(i * kDirectIoAlignment, kDirectIoAlignment);
+    }
+    // Two groups: the second one is staged while the first is on its way.
+    queue_->Start(std::span(requests).first(120));
+    queue_->Start(std::span(requests).subspan(120));
+    for (int group = 0; group < 2; ++group) TERRACE_ASSERT_OK(queue_->Wait());
+    for (const ReadRequest& request : requests) {
+      ASSERT_EQ(request.bytes_read, kDirectIoAlignment);
+      ASSERT_EQ(FirstWrong(kSeed, request.offset, request.buffer), kDirectIoAlignment);
+    }
+  };
+  const std::string name(queue_->name());  // It says so when it has given io_uring up.
+  for (int turn = 0; turn < 3; ++turn) {
+    Thread other("reader", ThreadPriority::kNormal, read);
+    other.Join();
+    read();
+  }
+  EXPECT_EQ(queue_->name(), name);
 }
 
 TEST_P(ReadQueueTest, AnEmptyBatchIsDone) { TERRACE_EXPECT_OK(queue_->Run({})); }

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <utility>
 #include <vector>
 
 #include "terrace/base/check.h"
@@ -14,6 +15,10 @@
 
 namespace terrace {
 namespace {
+
+// The thread that waits works off what is done, once as much is done as it waits for. Otherwise
+// each read that ends interrupts it, and beside a training that fills the cores the disk waits.
+constexpr unsigned kOneThread = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
 
 class UringReadQueue final : public ReadQueue {
  public:
@@ -25,18 +30,13 @@ class UringReadQueue final : public ReadQueue {
     if (open_) io_uring_queue_exit(&ring_);
   }
 
-  // A negative errno when the kernel refuses.
-  int Open() {
-    int result = io_uring_queue_init(depth_, &ring_, 0);
-    open_ = result == 0;
-    return result;
-  }
-  // Reads into `buffer` need no look-up of its pages from now on; a refusal is logged.
-  void Register(std::span<std::byte> buffer);
+  // Reads into `buffer` need no look-up of its pages where the kernel allows. A negative errno when
+  // it refuses the ring.
+  int Open(std::span<std::byte> buffer);
 
   void Start(std::span<ReadRequest> requests) override;
   Status Wait() override;
-  std::string_view name() const override { return "io_uring"; }
+  std::string_view name() const override { return open_ ? "io_uring" : "plain"; }
 
  private:
   struct Group {
@@ -50,9 +50,11 @@ class UringReadQueue final : public ReadQueue {
     Group* group = nullptr;
   };
 
+  void Register();
   void Fill();
   void Prepare(unsigned slot);
   bool Submit(unsigned wait_for);
+  int TakeOver();
   void Reap();
   void Finish(unsigned slot);
   void AwaitInFlight();
@@ -61,7 +63,8 @@ class UringReadQueue final : public ReadQueue {
   const unsigned depth_;
   bool open_ = false;
   io_uring ring_;
-  std::span<std::byte> registered_;  // Empty: no buffer is.
+  std::span<std::byte> buffer_;      // To be registered.
+  std::span<std::byte> registered_;  // Empty: the kernel refused.
   std::deque<Group> groups_;         // Started, not waited for; oldest first.
   std::vector<Slot> slots_;          // (depth_)
   std::vector<unsigned> free_;
@@ -69,6 +72,40 @@ class UringReadQueue final : public ReadQueue {
   std::vector<unsigned> staged_;  // In the submission ring, not yet taken by the kernel.
   unsigned in_flight_ = 0;        // Taken by the kernel, not yet reaped.
 };
+
+int UringReadQueue::Open(std::span<std::byte> buffer) {
+  buffer_ = buffer;
+  int result = io_uring_queue_init(depth_, &ring_, kOneThread);
+  // Before Linux 6.1.
+  if (result == -EINVAL) result = io_uring_queue_init(depth_, &ring_, 0);
+  open_ = result == 0;
+  if (open_) Register();
+  return result;
+}
+
+void UringReadQueue::Register() {
+  registered_ = {};
+  if (buffer_.empty()) return;
+  const iovec memory = {buffer_.data(), buffer_.size()};
+  const int result = io_uring_register_buffers(&ring_, &memory, 1);
+  if (result == 0) {
+    registered_ = buffer_;
+    return;
+  }
+  LogText(LogLevel::kDebug, fmt::format("the kernel registers no read buffer of {} bytes ({})",
+                                        buffer_.size(), std::strerror(-result)));
+}
+
+// A new ring, the calling thread's, with what was staged in the other thread's.
+int UringReadQueue::TakeOver() {
+  TERRACE_CHECK(in_flight_ == 0);  // A group is waited for where it was started.
+  io_uring_queue_exit(&ring_);
+  open_ = false;
+  if (const int result = Open(buffer_); result != 0) return result;
+  const std::vector<unsigned> staged = std::exchange(staged_, {});
+  for (const unsigned slot : staged) Prepare(slot);
+  return 0;
+}
 
 // Puts requests into the submission ring, in their order, until all slots are taken.
 void UringReadQueue::Fill() {
@@ -114,17 +151,6 @@ void UringReadQueue::Prepare(unsigned slot) {
   staged_.push_back(slot);
 }
 
-void UringReadQueue::Register(std::span<std::byte> buffer) {
-  const iovec memory = {buffer.data(), buffer.size()};
-  const int result = io_uring_register_buffers(&ring_, &memory, 1);
-  if (result == 0) {
-    registered_ = buffer;
-    return;
-  }
-  LogText(LogLevel::kDebug, fmt::format("the kernel registers no read buffer of {} bytes ({})",
-                                        buffer.size(), std::strerror(-result)));
-}
-
 // Hands what is staged to the kernel and waits until `wait_for` of what it has are done. False: the
 // ring takes no more.
 bool UringReadQueue::Submit(unsigned wait_for) {
@@ -141,7 +167,9 @@ bool UringReadQueue::Submit(unsigned wait_for) {
       continue;
     }
     if (result == -EINTR) continue;
-    if (result != -EAGAIN && result != -EBUSY) {
+    const bool others = result == -EEXIST;  // The ring is another thread's.
+    if (others && (result = TakeOver()) == 0) continue;
+    if (others || (result != -EAGAIN && result != -EBUSY)) {
       Abandon(-result);
       return false;
     }
@@ -200,7 +228,7 @@ void UringReadQueue::Abandon(int error) {
   AwaitInFlight();
   again_.insert(again_.end(), staged_.begin(), staged_.end());
   staged_.clear();
-  io_uring_queue_exit(&ring_);
+  if (open_) io_uring_queue_exit(&ring_);
   open_ = false;
   for (; !again_.empty(); again_.pop_back()) {
     RunOne(slots_[again_.back()].request);
@@ -247,13 +275,12 @@ Status UringReadQueue::Wait() {
 
 Result<std::unique_ptr<ReadQueue>> NewUringReadQueue(int depth, std::span<std::byte> buffer) {
   auto queue = std::make_unique<UringReadQueue>(depth);
-  if (int result = queue->Open(); result != 0) {
+  if (int result = queue->Open(buffer); result != 0) {
     return UnavailableError(fmt::format(
         "io_uring cannot be used here ({}): the kernel lacks or forbids it, or locked memory is "
         "limited (ulimit -l); use auto or threads",
         std::strerror(-result)));
   }
-  if (!buffer.empty()) queue->Register(buffer);
   return std::unique_ptr<ReadQueue>(std::move(queue));
 }
 

@@ -178,7 +178,7 @@ class StoreImpl final : public Store {
 
   // --- store_read.cc
   // Where the wanted keys lie, in the order of their places.
-  void PlanRead(ReadPlan* plan) TERRACE_REQUIRES(read_mu_) TERRACE_EXCLUDES(mu_);
+  void PlanRead(ReadPlan* plan) TERRACE_EXCLUDES(mu_);
   Status RunPlan(const ReadPlan& plan, const std::atomic<bool>* stop) TERRACE_REQUIRES(read_mu_);
   // Plans requests for the wanted rows from the cursor on, as many as fit.
   void FillPart(const ReadPlan& plan, ReadCursor* cursor, ReadPart* part) const;

@@ -78,8 +78,6 @@ struct StoreImpl::ReadCursor {
 Status StoreImpl::Read(std::span<const Key> keys, std::span<std::byte* const> rows,
                        std::span<std::uint8_t> found, const std::atomic<bool>* stop) {
   TERRACE_CHECK(keys.size() == rows.size() && keys.size() == found.size());
-  MutexLock lock(&read_mu_);
-  ScopedTimer timer(clock_, &read_nanos_);
   const CompactionPace::Hold use(&pace_, CompactionPace::kUse);
   bool held_gone = false;
   for (std::size_t begin = 0; begin < keys.size(); begin += kSliceKeys) {
@@ -88,8 +86,16 @@ Status StoreImpl::Read(std::span<const Key> keys, std::span<std::byte* const> ro
     plan.keys = keys.subspan(begin, n);
     plan.rows = rows.subspan(begin, n);
     plan.found = found.subspan(begin, n);
-    PlanRead(&plan);
-    TERRACE_RETURN_IF_ERROR(RunPlan(plan, stop));
+    {
+      ScopedTimer timer(clock_, &read_nanos_);
+      PlanRead(&plan);
+    }
+    // One plan is made while another one has the disk.
+    {
+      MutexLock lock(&read_mu_);
+      ScopedTimer timer(clock_, &read_nanos_);
+      TERRACE_RETURN_IF_ERROR(RunPlan(plan, stop));
+    }
     MutexLock state(&mu_);
     for (const FilePtr& file : plan.held) held_gone |= file != nullptr && !file->live;
   }

@@ -39,8 +39,8 @@ std::uint64_t MapBytes(const MemoryPlanInput& input, std::uint32_t batch) {
   return std::max(usual, least);
 }
 
-// What stores take to plan the reads of one set, an occurrence of a key: 16 bytes a row that is
-// read, which a third of the occurrences are.
+// What stores take to plan the reads of one set, of which two are loaded at a time, an occurrence
+// of a key: 16 bytes a row that is read, which a third of the occurrences are.
 constexpr std::uint64_t kReadPlanBytes = 6, kMostReadPlanBytes = 16;
 
 std::uint64_t ReadPlanBytes(const MemoryPlanInput& input, std::uint32_t batch) {
@@ -56,7 +56,7 @@ std::uint64_t BatchesBytes(const MemoryPlanInput& input, std::uint32_t batch) {
   // Each set keeps its batch; more are read ahead.
   const std::uint64_t batches = input.sets + input.batches_ahead;
   return batches * BatchBytesPerExample(input) * batch + input.sets * SetBytes(input, batch) +
-         MapBytes(input, batch) + ReadPlanBytes(input, batch) +
+         MapBytes(input, batch) + std::min(input.sets, 2U) * ReadPlanBytes(input, batch) +
          (input.filter_bytes > 0 ? std::uint64_t{input.slots} * batch * kAdmissionBytes : 0);
 }
 

@@ -1,5 +1,6 @@
 #include "terrace/cache/testing/fake_store.h"
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "terrace/base/check.h"
@@ -14,16 +15,20 @@ bool FakeStore::NextFails() {
 Status FakeStore::Read(std::span<const Key> keys, std::span<std::byte* const> rows,
                        std::span<std::uint8_t> found, const std::atomic<bool>* stop) {
   MutexLock lock(&mu_);
-  TERRACE_CHECK(++reads_ == 1);
+  const bool fails = NextFails();
   TERRACE_CHECK(std::unordered_set<Key>(keys.begin(), keys.end()).size() == keys.size());
-  while (hold_reads_) {
+  const auto held = [&]() TERRACE_REQUIRES(mu_) {
+    return hold_reads_ || (held_key_ && std::ranges::find(keys, *held_key_) != keys.end());
+  };
+  while (held()) {
     ++held_reads_;
     changed_.NotifyAll();
     changed_.Wait(&mu_);
     --held_reads_;
   }
-  --reads_;
-  if (NextFails()) return IoError("read fails as the test wants");
+  ++reads_ended_;
+  changed_.NotifyAll();
+  if (fails) return IoError("read fails as the test wants");
   if (stop != nullptr && stop->load()) return AbortedError("reading was stopped");
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const auto row = rows_.find(keys[i]);
@@ -151,6 +156,10 @@ void FakeStore::HoldReads() {
   MutexLock lock(&mu_);
   hold_reads_ = true;
 }
+void FakeStore::HoldReadsOf(Key key) {
+  MutexLock lock(&mu_);
+  held_key_ = key;
+}
 void FakeStore::HoldWrites() {
   MutexLock lock(&mu_);
   hold_writes_ = true;
@@ -163,12 +172,17 @@ void FakeStore::LetGo() {
   MutexLock lock(&mu_);
   hold_publishes_ = false;
   hold_reads_ = false;
+  held_key_.reset();
   hold_writes_ = false;
   changed_.NotifyAll();
 }
 void FakeStore::WaitForHeldRead() {
   MutexLock lock(&mu_);
   while (held_reads_ == 0) changed_.Wait(&mu_);
+}
+void FakeStore::WaitForReads(std::uint64_t count) {
+  MutexLock lock(&mu_);
+  while (reads_ended_ < count) changed_.Wait(&mu_);
 }
 void FakeStore::WaitForHeldWrite() {
   MutexLock lock(&mu_);

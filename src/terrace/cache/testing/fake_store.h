@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -53,11 +54,13 @@ class FakeStore final : public Store {
   void FailPublishes(bool fail);
   // Reads, Writes (and Stages), Publishes from now on stop at their start until LetGo.
   void HoldReads();
+  void HoldReadsOf(Key key);
   void HoldWrites();
   void HoldPublishes();
   void LetGo();
-  // Returns when a Read (Write) is held.
+  // Returns when a Read (Write) is held; when so many Reads have returned.
   void WaitForHeldRead();
+  void WaitForReads(std::uint64_t count);
   void WaitForHeldWrite();
   void WaitForHeldPublish();
   int staged() const;  // Handles that are neither published nor dropped.
@@ -91,11 +94,12 @@ class FakeStore final : public Store {
   std::uint64_t stage_number_ TERRACE_GUARDED_BY(mu_) = 0;    // Of the last.
   std::uint64_t publish_number_ TERRACE_GUARDED_BY(mu_) = 0;  // Of the last that was published.
   bool hold_reads_ TERRACE_GUARDED_BY(mu_) = false;
+  std::optional<Key> held_key_ TERRACE_GUARDED_BY(mu_);  // Whose Reads are held.
+  std::uint64_t reads_ended_ TERRACE_GUARDED_BY(mu_) = 0;
   bool hold_writes_ TERRACE_GUARDED_BY(mu_) = false;
   int held_reads_ TERRACE_GUARDED_BY(mu_) = 0;
   int held_writes_ TERRACE_GUARDED_BY(mu_) = 0;
-  int reads_ TERRACE_GUARDED_BY(mu_) = 0;   // In progress: the contract allows one.
-  int writes_ TERRACE_GUARDED_BY(mu_) = 0;  // Likewise.
+  int writes_ TERRACE_GUARDED_BY(mu_) = 0;  // In progress: the contract allows one.
 };
 
 }  // namespace terrace
