@@ -2,10 +2,10 @@
 // immutable parameter files, written in large sequential chunks; an index in memory says where each
 // key's newest row is, or the newest block of rows of a group of keys; files whose stale share is
 // above a threshold are rewritten; a manifest, published by rename, is the truth. docs/formats/
-// gives the bytes. Threads: internally synchronised: Read from any threads, Write,
-// Stage and Erase from one, Publish from one, Commit and Drop from one; compaction runs on a thread
-// of its own, and what is written goes to the disk on another. Borrows the FileSystem, DiskQuota
-// and Clock, which must outlive it.
+// gives the bytes. Threads: internally synchronised: Read from any threads, also at the same time,
+// Write, Stage and Erase from one, Publish from one, Commit and Drop from one; compaction runs on a
+// thread of its own, and what is written goes to the disk on another. Borrows the FileSystem,
+// DiskQuota and Clock, which must outlive it.
 #pragma once
 
 #include <atomic>

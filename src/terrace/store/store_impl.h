@@ -2,8 +2,8 @@
 // store_read, store_write, store_commit, store_compact, store_sweep, store_scan.
 //
 // Locks, in the order in which they are taken: read_mu_ | write_mu_, compact_mu_, commit_mu_, each
-// held by one verb throughout and guarding its buffers; mu_ last and shortly, for the index and the
-// table of files. No disk is touched under mu_.
+// held by one verb throughout (read_mu_: once its plan is made) and guarding its buffers; mu_ last
+// and shortly, for the index and the table of files. No disk is touched under mu_.
 #pragma once
 
 #include <atomic>
