@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <limits>
-#include <type_traits>
+#include <new>
 #include <utility>
 
 #include <fmt/format.h>
@@ -16,42 +15,40 @@
 namespace terrace {
 namespace {
 
-// Keys that take a step of a look-up together.
-constexpr std::size_t kGroup = 64;
+// Lines that look-ups ask memory for together, the turns after which they have come, and the keys
+// that are looked up at the same time.
+constexpr std::size_t kTogether = 12;
+constexpr std::size_t kTurns = 2;
+constexpr std::size_t kWindow = 256;
 // Lines that a key tries a step of its own apart; then one after another, until one has room.
 constexpr std::uint32_t kHops = 16;
-// Above this share of entries a segment gets more lines: an eighth to a twelfth, so that segments
-// that grow at the same time do so once.
+// Above this share of entries a segment gets more lines.
 constexpr double kMaxLoad = 0.96;
-constexpr std::uint64_t GrowthDivisor(std::size_t segment) { return 8 + segment % 5; }
 // Chunks of the arena: an eighth of what it has, so that a small index stays small.
 constexpr std::uint64_t kLeastChunkBytes = 64 << 10;
 
 }  // namespace
 
 template <typename Line>
-Status SegmentedIndex<Line>::BlockArena::Reserve(std::uint64_t blocks) {
-  constexpr std::uint64_t kBlockBytes = kBlockLines * sizeof(Line);
-  while (ready_.size() < blocks) {
-    const std::uint64_t wanted = std::max(bytes_ / 8, (blocks - ready_.size()) * kBlockBytes);
+Result<std::uint32_t> SegmentedIndex<Line>::LineArena::Take(std::uint64_t lines) {
+  if (left_ < lines) {
+    const std::uint64_t bytes = (bytes_ / 8 / kLeastChunkBytes + 1) * kLeastChunkBytes;
     TERRACE_ASSIGN_OR_RETURN(
-        HugeBuffer chunk, HugeBuffer::Allocate(std::min(
-                              (wanted / kLeastChunkBytes + 1) * kLeastChunkBytes, kHugePageBytes)));
-    for (std::uint64_t at = chunk.size(); at > 0; at -= kBlockBytes) {
-      ready_.push_back(reinterpret_cast<Line*>(chunk.data() + at - kBlockBytes));
-    }
+        HugeBuffer chunk,
+        HugeBuffer::Allocate(std::max(std::min(bytes, kHugePageBytes), lines * sizeof(Line))));
+    const auto first = reinterpret_cast<Line*>(chunk.data());
+    left_ = static_cast<std::uint32_t>(chunk.size() / sizeof(Line));
+    for (std::uint32_t at = 0; at < left_; at += kUnitLines) units_.push_back(first + at);
+    TERRACE_CHECK(units_.size() <= (std::uint64_t{1} << 32) / kUnitLines);
     bytes_ += chunk.size();
     chunks_.push_back(std::move(chunk));
   }
-  return OkStatus();
-}
-
-template <typename Line>
-Line* SegmentedIndex<Line>::BlockArena::Take() {
-  TERRACE_CHECK(!ready_.empty());
-  Line* block = ready_.back();
-  ready_.pop_back();
-  return block;
+  const auto chunk_lines = static_cast<std::uint32_t>(chunks_.back().size() / sizeof(Line));
+  const auto chunk_units = (chunk_lines + kUnitLines - 1) / kUnitLines;
+  const auto number =
+      (static_cast<std::uint32_t>(units_.size()) - chunk_units) * kUnitLines + chunk_lines - left_;
+  left_ -= static_cast<std::uint32_t>(lines);
+  return number;
 }
 
 template <typename Line>
@@ -80,7 +77,7 @@ Place SegmentedIndex<Line>::Unpack(std::uint64_t packed) const {
 
 template <typename Line>
 std::uint32_t SegmentedIndex<Line>::HomeOf(std::uint64_t bits, std::uint32_t lines) {
-  return static_cast<std::uint32_t>((static_cast<Uint128>(bits) * lines) >> Line::kHashBits);
+  return static_cast<std::uint32_t>((Product{bits} * lines) >> Line::kHashBits);
 }
 
 template <typename Line>
@@ -98,26 +95,30 @@ std::uint32_t SegmentedIndex<Line>::NextLine(std::uint64_t bits, std::uint32_t n
 
 template <typename Line>
 typename SegmentedIndex<Line>::Walk SegmentedIndex<Line>::StartWalk(std::uint64_t hash) const {
-  const Segment* segment = &segments_[SegmentOf(hash)];
-  return {segment, segment->lines == 0 ? 0 : HomeOf(BitsOf(hash), segment->lines), 1, nullptr};
+  const std::uint64_t s = SegmentOf(hash);
+  const std::uint32_t lines = segments_[s].lines;
+  return {static_cast<std::uint32_t>(s), lines, HomeOf(BitsOf(hash), lines), 1, nullptr};
 }
 
 template <typename Line>
 template <bool kToRoom>
-bool SegmentedIndex<Line>::Step(std::uint64_t hash, Walk* walk, Spot* spot) const {
-  if (walk->line == nullptr) return true;  // Of an empty segment.
-  if (const std::uint32_t equal = walk->line->Match(BitsOf(hash)); equal != 0) {
-    *spot = {walk->line, static_cast<std::uint32_t>(std::countr_zero(equal)), nullptr};
-    if (walk->line->state.shared) spot->other = FindOther(hash);
+inline bool SegmentedIndex<Line>::Step(std::uint64_t hash, Walk* walk, Spot* spot) const {
+  Line* const line = walk->line;
+  if (const std::uint32_t equal = line->Match(BitsOf(hash)); equal != 0) {
+    const auto way = static_cast<std::uint32_t>(std::countr_zero(equal));
+    *spot = {line, way, false, Unpack(line->place(way))};
+    if (line->state.shared) {
+      if (const Other* other = FindOther(hash)) {
+        spot->other = true;
+        spot->place = other->place;
+      }
+    }
     return true;
   }
-  if (walk->line->state.passed == 0 && (!kToRoom || walk->line->state.count < Line::kWays)) {
-    return true;
-  }
-  const std::uint32_t lines = walk->segment->lines;
-  if (walk->tried == lines + kHops) return true;  // All of them are full.
-  walk->number = NextLine(BitsOf(hash), walk->number, walk->tried++, lines);
-  walk->line = walk->segment->line(walk->number);
+  *spot = Spot();
+  if (line->state.passed == 0 && (!kToRoom || line->state.count < Line::kWays)) return true;
+  if (walk->tried == walk->lines + kHops) return true;  // All of them are full.
+  walk->number = NextLine(BitsOf(hash), walk->number, walk->tried++, walk->lines);
   return false;
 }
 
@@ -135,9 +136,10 @@ template <typename Line>
 typename SegmentedIndex<Line>::Spot SegmentedIndex<Line>::Find(std::uint64_t hash) const {
   Spot spot;
   Walk walk = StartWalk(hash);
-  if (walk.segment->lines > 0) walk.line = walk.segment->line(walk.number);
-  while (!Step<false>(hash, &walk, &spot)) {
-  }
+  if (walk.lines == 0) return spot;
+  do {
+    walk.line = LineAt(walk.segment, walk.number);
+  } while (!Step<false>(hash, &walk, &spot));
   return spot;
 }
 
@@ -148,75 +150,57 @@ void SegmentedIndex<Line>::ForEachFound(std::span<const std::uint64_t> hashes, V
     for (std::size_t i = 0; i < hashes.size(); ++i) visit(i, Spot());
     return;
   }
-  // Four steps a key: ask for its home block's place, for its home line, look into that, follow
-  // what goes on. Those of different groups take turns: memory and processor work at the same time.
-  struct Group {
-    std::array<Walk, kGroup> walks;
-    std::array<Spot, kGroup> spots;
-    std::array<std::uint32_t, kGroup> pending;
-    std::size_t pending_count = 0;
-  };
-  constexpr std::size_t kSteps = 4;
-  std::array<Group, kSteps> groups;
-  const std::size_t count = (hashes.size() + kGroup - 1) / kGroup;
-  for (std::size_t now = 0; now < count + kSteps - 1; ++now) {
-    const auto group = [&](std::size_t step) { return &groups[(now + kSteps - step) % kSteps]; };
-    const auto keys = [&](std::size_t step) {
-      if (now < step || now - step >= count) return std::span<const std::uint64_t>();
-      const std::size_t begin = (now - step) * kGroup;
-      return hashes.subspan(begin, std::min(kGroup, hashes.size() - begin));
-    };
-    const auto asked = keys(0), placed = keys(1), looked = keys(2), followed = keys(3);
-    Group* const looking = group(2);
-    looking->pending_count = 0;
-    const std::size_t most = std::max({asked.size(), placed.size(), looked.size()});
-    for (std::size_t i = 0; i < most; ++i) {
-      if (i < asked.size()) {
-        Walk& walk = group(0)->walks[i] = StartWalk(asked[i]);
-        if (walk.segment->lines > 0) {
-          __builtin_prefetch(&walk.segment->blocks[walk.number / kBlockLines]);
-        }
-      }
-      if (i < placed.size()) {
-        Walk& walk = group(1)->walks[i];
-        if (walk.segment->lines > 0) {
-          walk.line = walk.segment->line(walk.number);
-          __builtin_prefetch(walk.line);
-        }
-      }
-      if (i < looked.size()) {
-        looking->spots[i] = Spot();
-        if (Step<kToRoom>(looked[i], &looking->walks[i], &looking->spots[i])) continue;
-        __builtin_prefetch(looking->walks[i].line);
-        looking->pending[looking->pending_count++] = static_cast<std::uint32_t>(i);
+  // A line that is in no cache has its address in no TLB most often, and until that is translated a
+  // prefetch keeps its place in the processor's window, which holds what two or three keys take. So
+  // some lines are asked for at once, not so many that memory refuses them, and the work on keys
+  // whose lines have come is done between.
+  std::array<Walk, kWindow> walks;
+  std::array<Spot, kWindow> spots;
+  std::array<bool, kWindow> found;
+  std::array<Wanted, kWindow> wanted;
+  std::array<std::size_t, kWindow> asked;   // A queue of the keys whose lines have been asked for,
+  std::size_t head = 0, tail = 0;           // from the head to the tail,
+  std::array<std::size_t, kTurns> tails{};  // which was there some turns ago.
+  std::size_t started = 0, visited = 0;     // Keys.
+  for (std::size_t turn = 0; visited < hashes.size(); ++turn) {
+    std::size_t& came = tails[turn % kTurns];
+    const std::size_t old_tail = tail;
+    for (; head < came; ++head) {
+      const std::size_t i = asked[head % kWindow], at = i % kWindow;
+      found[at] = Step<kToRoom>(hashes[i], &walks[at], &spots[at]);
+      if (!found[at]) asked[tail++ % kWindow] = i;
+    }
+    for (; visited < started && found[visited % kWindow]; ++visited) {
+      visit(visited, spots[visited % kWindow]);
+    }
+    const std::size_t end = std::min(hashes.size(), visited + kWindow);
+    for (; started < end && tail - old_tail < kTogether; ++started) {
+      const std::size_t at = started % kWindow;
+      walks[at] = StartWalk(hashes[started]);
+      found[at] = walks[at].lines == 0;
+      if (found[at]) {
+        spots[at] = Spot();
+      } else {
+        asked[tail++ % kWindow] = started;
       }
     }
-    Group* const following = group(3);
-    while (following->pending_count > 0) {
-      std::size_t kept = 0;
-      for (std::size_t p = 0; p < following->pending_count; ++p) {
-        const std::uint32_t i = following->pending[p];
-        if (Step<kToRoom>(followed[i], &following->walks[i], &following->spots[i])) continue;
-        __builtin_prefetch(following->walks[i].line);
-        following->pending[kept++] = i;
-      }
-      following->pending_count = kept;
+    // The misses of the lists side by side, then those of the lines.
+    for (std::size_t i = old_tail; i < tail; ++i) {
+      const Walk& walk = walks[asked[i % kWindow] % kWindow];
+      wanted[i - old_tail] = WantedOf(walk.segment, walk.number);
     }
-    for (std::size_t i = 0; i < followed.size(); ++i) {
-      visit((now - 3) * kGroup + i, following->spots[i]);
+    for (std::size_t i = old_tail; i < tail; ++i) {
+      Walk& walk = walks[asked[i % kWindow] % kWindow];
+      walk.line = LineAt(wanted[i - old_tail]);
+      __builtin_prefetch(walk.line);
     }
+    came = tail;
   }
 }
 
 template <typename Line>
-Place SegmentedIndex<Line>::PlaceOf(const Spot& spot) const {
-  if (spot.other != nullptr) return spot.other->place;
-  return spot.present() ? Unpack(spot.line->place(spot.way)) : kNoPlace;
-}
-
-template <typename Line>
 void SegmentedIndex<Line>::SetPlace(std::uint64_t hash, const Spot& spot, Place place) {
-  if (spot.other == nullptr) {
+  if (!spot.other) {
     spot.line->Set(spot.way, BitsOf(hash), Pack(place));
     return;
   }
@@ -228,7 +212,7 @@ void SegmentedIndex<Line>::SetPlace(std::uint64_t hash, const Spot& spot, Place 
 
 template <typename Line>
 void SegmentedIndex<Line>::Lookup(std::span<const std::uint64_t> hashes, Place* places) const {
-  ForEachFound<false>(hashes, [&](std::size_t i, const Spot& spot) { places[i] = PlaceOf(spot); });
+  ForEachFound<false>(hashes, [&](std::size_t i, const Spot& spot) { places[i] = spot.place; });
 }
 
 template <typename Line>
@@ -237,87 +221,103 @@ Status SegmentedIndex<Line>::Reserve(std::span<const std::uint64_t> new_hashes) 
   segments_.resize(kSegments);
   std::vector<std::uint32_t> added(kSegments, 0);
   for (const std::uint64_t hash : new_hashes) ++added[SegmentOf(hash)];
-  const auto lines_for = [&](std::size_t s) {
-    return LinesFor(s, std::uint64_t{segments_[s].count} + added[s]);
-  };
-  std::uint64_t blocks = 0;
-  for (std::size_t s = 0; s < kSegments; ++s) {
-    if (added[s] > 0) blocks += NewBlocks(segments_[s], lines_for(s));
-  }
-  TERRACE_RETURN_IF_ERROR(arena_.Reserve(blocks));
   for (std::size_t s = 0; s < kSegments; ++s) {
     if (added[s] == 0) continue;
-    if (const std::uint64_t lines = lines_for(s); lines > segments_[s].lines) {
-      TERRACE_RETURN_IF_ERROR(Grow(&segments_[s], lines));
-    }
+    TERRACE_RETURN_IF_ERROR(Grow(s, std::uint64_t{segments_[s].count} + added[s]));
   }
   return OkStatus();
 }
 
 template <typename Line>
-std::uint64_t SegmentedIndex<Line>::LinesFor(std::size_t s, std::uint64_t count) const {
-  const Segment& segment = segments_[s];
+Status SegmentedIndex<Line>::TakeLines(std::size_t s, std::uint64_t count) {
   constexpr double kPerLine = kMaxLoad * Line::kWays;
-  if (static_cast<double>(count) <= kPerLine * segment.lines) return segment.lines;
   const auto wanted = static_cast<std::uint64_t>(static_cast<double>(count) / kPerLine) + 1;
-  if (wanted <= kBlockLines) return wanted;
-  const std::uint64_t blocks = segment.lines / kBlockLines;
-  return std::max((wanted + kBlockLines - 1) / kBlockLines,
-                  blocks + std::max<std::uint64_t>(1, blocks / GrowthDivisor(s))) *
-         kBlockLines;
+  if (wanted > LineExtents::kMostLines) {
+    return InternalError(
+        fmt::format("the index by key holds at most {} lines of keys in one of its {} segments; "
+                    "use more shards (ssd.shards)",
+                    LineExtents::kMostLines, kSegments));
+  }
+  const std::size_t c = ClassOf(s);
+  Segment& segment = segments_[s];
+  std::size_t extent = segment.lines == 0 ? 0 : kLineExtents.Of(c, segment.lines - 1) + 1;
+  while (segment.lines < wanted) {
+    if (extent == extents_.size()) {
+      std::unique_ptr<std::uint32_t[]> places(new (std::nothrow) std::uint32_t[kSegments]);
+      if (!places) {
+        return OutOfMemoryError(
+            fmt::format("the index of a store asked for {} bytes more; lower memory.budget's "
+                        "other users, or use a machine with more memory",
+                        kSegments * sizeof(std::uint32_t)));
+      }
+      extents_.push_back(std::move(places));
+    }
+    TERRACE_ASSIGN_OR_RETURN(extents_[extent][s], arena_.Take(kLineExtents.size(c, extent)));
+    segment.lines = kLineExtents.begin(c, ++extent);
+  }
+  return OkStatus();
 }
 
 template <typename Line>
-std::uint64_t SegmentedIndex<Line>::NewBlocks(const Segment& segment, std::uint64_t lines) {
-  if (lines <= kBlockLines) return 0;
-  return lines / kBlockLines - (segment.small ? 0 : segment.blocks.size());
+auto SegmentedIndex<Line>::LinesOf(std::size_t s) const -> SegmentLines {
+  SegmentLines lines{ClassOf(s), segments_[s].lines, {}};
+  for (std::size_t k = 0; kLineExtents.begin(lines.line_class, k) < lines.count; ++k) {
+    lines.extents[k] = arena_.At(extents_[k][s]);
+  }
+  return lines;
 }
 
 template <typename Line>
-auto SegmentedIndex<Line>::EntryOf(const Segment& segment, const Line& line,
-                                   std::uint32_t way) const -> Loose {
-  const auto top = static_cast<std::uint64_t>(&segment - segments_.data()) << Line::kHashBits;
+auto SegmentedIndex<Line>::EntryOf(std::size_t s, const Line& line, std::uint32_t way) const
+    -> Loose {
   const std::uint64_t bits = line.bits(way);
-  return {bits, line.place(way), line.state.shared && others_.contains(top | bits)};
+  const std::uint64_t identity = std::uint64_t{s} << Line::kHashBits | bits;
+  return {bits, line.place(way), line.state.shared && others_.contains(identity)};
 }
 
 template <typename Line>
-Status SegmentedIndex<Line>::Grow(Segment* segment, std::uint64_t lines) {
+Status SegmentedIndex<Line>::Grow(std::size_t s, std::uint64_t count) {
+  std::uint32_t kept = segments_[s].lines;
+  const Status taken = TakeLines(s, count);
+  if (segments_[s].lines == kept) return taken;
+  const SegmentLines lines = LinesOf(s);
   loose_.clear();
-  std::uint32_t kept = segment->lines;
-  if (segment->small || lines > 2 * std::uint64_t{kept}) {
-    kept = 0;
-    for (std::uint32_t number = 0; number < segment->lines; ++number) {
-      const Line& line = *segment->line(number);
+  if (lines.count > 2 * std::uint64_t{kept}) {
+    for (std::uint32_t number = 0; number < kept; ++number) {
+      const Line& line = *lines.At(number);
       for (std::uint32_t way = 0; way < line.state.count; ++way) {
-        loose_.push_back(EntryOf(*segment, line, way));
+        loose_.push_back(EntryOf(s, line, way));
       }
     }
+    kept = 0;
   }
-  TERRACE_RETURN_IF_ERROR(TakeLines(segment, lines));
-  for (std::uint32_t i = kept; i < segment->lines; ++i) *segment->line(i) = Line{};
-  SpreadLines(*segment, kept);
-  for (const Loose& entry : loose_) InsertEntry(*segment, entry);
-  return OkStatus();
+  for (std::uint32_t i = kept; i < lines.count; ++i) *lines.At(i) = Line{};
+  SpreadLines(s, lines, kept);
+  for (const Loose& entry : loose_) {
+    InsertEntry(entry, lines.count, [&](std::uint32_t number) { return lines.At(number); });
+  }
+  return taken;
 }
 
 template <typename Line>
-void SegmentedIndex<Line>::SpreadLines(const Segment& segment, std::uint32_t before) {
-  constexpr std::uint32_t kAhead = 2 * kBlockLines;
+void SegmentedIndex<Line>::SpreadLines(std::size_t s, const SegmentLines& lines,
+                                       std::uint32_t before) {
+  constexpr std::uint32_t kAhead = 16;
   // Homes move only up: from the last line down, those above have been left. They are at most three
   // for the entries at home in a line; the fourth list is of those that are not, or find it full.
   constexpr std::uint32_t kLoose = 3;
   for (std::uint32_t number = before; number-- > 0;) {
-    if (number >= kAhead) __builtin_prefetch(segment.line(number - kAhead), 1);
-    const Line old = *segment.line(number);
-    *segment.line(number) = Line{};
-    const auto first = static_cast<std::uint32_t>(std::uint64_t{number} * segment.lines / before);
+    if (number >= kAhead) __builtin_prefetch(lines.At(number - kAhead), 1);
+    Line* const line = lines.At(number);
+    const Line old = *line;
+    *line = Line{};
+    const auto first = static_cast<std::uint32_t>(std::uint64_t{number} * lines.count / before);
     Line loose{};
     Line* to[kLoose + 1];
     std::uint32_t count[kLoose + 1];
-    const std::uint32_t homes = std::min(kLoose, segment.lines - first);
+    const std::uint32_t homes = std::min(kLoose, lines.count - first);
     for (std::uint32_t k = 0; k < homes; ++k) {
-      to[k] = segment.line(first + k);
+      to[k] = lines.At(first + k);
       count[k] = to[k]->state.count;
     }
     to[kLoose] = &loose;
@@ -325,7 +325,7 @@ void SegmentedIndex<Line>::SpreadLines(const Segment& segment, std::uint32_t bef
     // Without branches, which nobody could foretell.
     for (std::uint32_t way = 0; way < old.state.count; ++way) {
       const std::uint64_t bits = old.bits(way);
-      const std::uint32_t home = HomeOf(bits, segment.lines) - first;
+      const std::uint32_t home = HomeOf(bits, lines.count) - first;
       std::uint32_t k = HomeOf(bits, before) == number ? home : kLoose;
       k = count[k] == Line::kWays ? kLoose : k;
       to[k]->Set(count[k]++, bits, old.place(way));
@@ -333,50 +333,14 @@ void SegmentedIndex<Line>::SpreadLines(const Segment& segment, std::uint32_t bef
     for (std::uint32_t k = 0; k < homes; ++k) to[k]->state.count = count[k] & 0xf;
     loose.state.shared = old.state.shared;
     for (std::uint32_t way = 0; way < count[kLoose]; ++way) {
-      loose_.push_back(EntryOf(segment, loose, way));
+      loose_.push_back(EntryOf(s, loose, way));
     }
     if (!old.state.shared) continue;
     for (std::uint32_t way = 0; way < old.state.count; ++way) {
-      const Loose entry = EntryOf(segment, old, way);
-      if (entry.shared) segment.line(HomeOf(entry.bits, segment.lines))->state.shared = 1;
+      const Loose entry = EntryOf(s, old, way);
+      if (entry.shared) lines.At(HomeOf(entry.bits, lines.count))->state.shared = 1;
     }
   }
-}
-
-template <typename Line>
-Status SegmentedIndex<Line>::TakeLines(Segment* segment, std::uint64_t lines) {
-  if (lines > std::numeric_limits<std::uint32_t>::max()) {
-    return InternalError(
-        "the index by key holds at most 4e9 lines of keys in one of its 4096 segments; use more "
-        "shards (ssd.shards)");
-  }
-  // Not std::make_unique, whose failure is an exception.
-  std::unique_ptr<Line[], Free> small;
-  if (lines <= kBlockLines) {
-    small.reset(static_cast<Line*>(std::aligned_alloc(alignof(Line), lines * sizeof(Line))));
-    if (!small) {
-      return OutOfMemoryError(
-          fmt::format("the index of a store asked for {} bytes more; lower memory.budget's other "
-                      "users, or use a machine with more memory",
-                      lines * sizeof(Line)));
-    }
-  }
-  const auto bytes_of = [](const Segment& counted) {
-    return counted.blocks.capacity() * sizeof(Line*) +
-           (counted.small ? counted.lines * sizeof(Line) : 0);
-  };
-  segment_bytes_ -= bytes_of(*segment);
-  if (segment->small || small) segment->blocks.clear();
-  segment->small = std::move(small);
-  if (segment->small) {
-    segment->blocks.push_back(segment->small.get());
-  } else {
-    segment->blocks.reserve(lines / kBlockLines);
-    while (segment->blocks.size() < lines / kBlockLines) segment->blocks.push_back(arena_.Take());
-  }
-  segment->lines = static_cast<std::uint32_t>(lines);
-  segment_bytes_ += bytes_of(*segment);
-  return OkStatus();
 }
 
 template <typename Line>
@@ -387,13 +351,14 @@ void SegmentedIndex<Line>::Append(Line* line, const Loose& entry) {
 }
 
 template <typename Line>
-void SegmentedIndex<Line>::InsertEntry(const Segment& segment, const Loose& entry) {
-  std::uint32_t number = HomeOf(entry.bits, segment.lines);
-  Line* line = segment.line(number);
+template <typename LineOf>
+void SegmentedIndex<Line>::InsertEntry(const Loose& entry, std::uint32_t lines, LineOf line_of) {
+  std::uint32_t number = HomeOf(entry.bits, lines);
+  Line* line = line_of(number);
   for (std::uint32_t tried = 1; line->state.count == Line::kWays; ++tried) {
     if (line->state.passed < kMaxPassed) ++line->state.passed;
-    number = NextLine(entry.bits, number, tried, segment.lines);
-    line = segment.line(number);
+    number = NextLine(entry.bits, number, tried, lines);
+    line = line_of(number);
   }
   Append(line, entry);
 }
@@ -406,13 +371,15 @@ void SegmentedIndex<Line>::Insert(std::span<const std::uint64_t> hashes, const P
     if (!spot.present() && i > 0 && Alike(hashes[i - 1], hashes[i])) spot = Find(hashes[i]);
     ++size_;
     if (!spot.present()) {
-      Segment* segment = &segments_[SegmentOf(hashes[i])];
+      const std::size_t s = SegmentOf(hashes[i]);
+      Segment* const segment = &segments_[s];
       TERRACE_CHECK(segment->count < std::uint64_t{segment->lines} * Line::kWays);
       ++segment->count;
-      InsertEntry(*segment, {BitsOf(hashes[i]), Pack(places[i]), false});
+      InsertEntry({BitsOf(hashes[i]), Pack(places[i]), false}, segment->lines,
+                  [&](std::uint32_t number) { return LineAt(s, number); });
       return;
     }
-    TERRACE_CHECK(!Line::kExact && spot.other == nullptr);
+    TERRACE_CHECK(!Line::kExact && !spot.other);
     spot.line->state.shared = 1;
     others_.insert({IdentityOf(hashes[i]), {hashes[i], places[i]}});
   });
@@ -426,6 +393,7 @@ Status SegmentedIndex<Line>::Fill(std::span<const std::uint64_t> hashes, const P
     end = begin + 1;
     while (end < hashes.size() && SegmentOf(hashes[end]) == s) ++end;
     const auto part = hashes.subspan(begin, end - begin);
+    SegmentLines lines;
     {
       MutexLock lock(&fill_mu_);
       segments_.resize(kSegments);
@@ -434,13 +402,13 @@ Status SegmentedIndex<Line>::Fill(std::span<const std::uint64_t> hashes, const P
         Insert(part, places + begin);
         continue;
       }
-      TERRACE_RETURN_IF_ERROR(StartSegment(s, part.size()));
+      TERRACE_RETURN_IF_ERROR(TakeLines(s, part.size()));
+      lines = LinesOf(s);
     }
     // Nobody else touches this segment.
-    Segment* const segment = &segments_[s];
     others.clear();
-    FillSegment(*segment, part, places + begin, &others);
-    segment->count = static_cast<std::uint32_t>(part.size() - others.size());
+    FillSegment(lines, part, places + begin, &others);
+    segments_[s].count = static_cast<std::uint32_t>(part.size() - others.size());
     MutexLock lock(&fill_mu_);
     size_ += part.size();
     for (const Other& other : others) others_.insert({IdentityOf(other.hash), other});
@@ -449,22 +417,10 @@ Status SegmentedIndex<Line>::Fill(std::span<const std::uint64_t> hashes, const P
 }
 
 template <typename Line>
-Status SegmentedIndex<Line>::StartSegment(std::size_t s, std::size_t count) {
-  std::uint64_t lines = LinesFor(s, count);
-  if (const std::uint64_t blocks = lines / kBlockLines; blocks > 1) {
-    // Anywhere between two of its growths, so that the segments do not all grow next.
-    lines += blocks * (s / 5 % 8) / (8 * GrowthDivisor(s)) * kBlockLines;
-  }
-  TERRACE_RETURN_IF_ERROR(arena_.Reserve(NewBlocks(segments_[s], lines)));
-  return TakeLines(&segments_[s], lines);
-}
-
-template <typename Line>
-void SegmentedIndex<Line>::FillSegment(const Segment& segment,
+void SegmentedIndex<Line>::FillSegment(const SegmentLines& lines,
                                        std::span<const std::uint64_t> hashes, const Place* places,
                                        std::vector<Other>* others) const {
   // First each line gets those at home there, then what did not fit hops on.
-  using Product = std::conditional_t<Line::kHashBits + 32 <= 64, std::uint64_t, Uint128>;
   struct Homeless {
     std::uint32_t key, line;
   };
@@ -473,14 +429,14 @@ void SegmentedIndex<Line>::FillSegment(const Segment& segment,
   std::uint64_t before = ~std::uint64_t{0};  // No bits of a hash.
   Product end = 0;                           // Bits times lines, of the first key behind the line.
   const auto keys = static_cast<std::uint32_t>(hashes.size());
-  for (std::uint32_t number = 0, i = 0; number < segment.lines; ++number) {
-    Line* const line = segment.line(number);
+  for (std::uint32_t number = 0, i = 0; number < lines.count; ++number) {
+    Line* const line = lines.At(number);
     *line = Line{};
     std::uint32_t count = 0;
     end += Product{1} << Line::kHashBits;
     for (; i < keys; ++i) {
       const std::uint64_t bits = BitsOf(hashes[i]);
-      if (Product{bits} * segment.lines >= end) break;
+      if (Product{bits} * lines.count >= end) break;
       if (bits == before) {
         if (count <= Line::kWays) line->state.shared = 1;  // Else the one before is homeless.
         others->push_back({hashes[i], places[i]});
@@ -501,13 +457,13 @@ void SegmentedIndex<Line>::FillSegment(const Segment& segment,
   for (std::uint32_t tried = 1; left > 0; ++tried) {
     const std::span<Homeless> hopping = std::span(homeless).first(left);
     for (Homeless& entry : hopping) {
-      LineState& full = segment.line(entry.line)->state;
+      LineState& full = lines.At(entry.line)->state;
       if (full.passed < kMaxPassed) ++full.passed;
-      entry.line = NextLine(BitsOf(hashes[entry.key]), entry.line, tried, segment.lines);
+      entry.line = NextLine(BitsOf(hashes[entry.key]), entry.line, tried, lines.count);
     }
     left = 0;
     for (const Homeless& entry : hopping) {
-      Line* const line = segment.line(entry.line);
+      Line* const line = lines.At(entry.line);
       if (line->state.count == Line::kWays) {
         homeless[left++] = entry;
         continue;
@@ -524,7 +480,7 @@ void SegmentedIndex<Line>::Replace(std::span<const std::uint64_t> hashes, const 
                                    Place* previous) {
   ForEachFound<false>(hashes, [&](std::size_t i, const Spot& spot) {
     TERRACE_CHECK(spot.present());
-    previous[i] = PlaceOf(spot);
+    previous[i] = spot.place;
     SetPlace(hashes[i], spot, places[i]);
   });
 }
@@ -536,7 +492,7 @@ void SegmentedIndex<Line>::Move(std::span<const std::uint64_t> hashes, const Pla
     // A removal before may have brought another entry there.
     if (spot.present()) spot = Find(hashes[i]);
     moved[i] = 0;
-    if (!spot.present() || PlaceOf(spot) != from[i]) return;
+    if (!spot.present() || spot.place != from[i]) return;
     moved[i] = 1;
     if (to[i] == kNoPlace) {
       Remove(hashes[i], spot);
@@ -550,17 +506,17 @@ template <typename Line>
 void SegmentedIndex<Line>::Erase(std::span<const std::uint64_t> hashes, Place* previous) {
   ForEachFound<false>(hashes, [&](std::size_t i, Spot spot) {
     if (spot.present()) spot = Find(hashes[i]);  // As in Move.
-    previous[i] = PlaceOf(spot);
+    previous[i] = spot.place;
     if (spot.present()) Remove(hashes[i], spot);
   });
 }
 
 template <typename Line>
 void SegmentedIndex<Line>::Remove(std::uint64_t hash, const Spot& spot) {
-  Segment* segment = &segments_[SegmentOf(hash)];
+  const std::size_t s = SegmentOf(hash);
   --size_;
   const auto [first, last] = others_.equal_range(IdentityOf(hash));
-  if (spot.other != nullptr) {
+  if (spot.other) {
     for (auto it = first; it != last; ++it) {
       if (it->second.hash != hash) continue;
       others_.erase(it);
@@ -573,24 +529,25 @@ void SegmentedIndex<Line>::Remove(std::uint64_t hash, const Spot& spot) {
     others_.erase(first);
     return;
   }
-  std::uint32_t number = HomeOf(BitsOf(hash), segment->lines);
-  for (std::uint32_t tried = 1; segment->line(number) != spot.line; ++tried) {
-    LineState& state = segment->line(number)->state;
+  const std::uint32_t lines = segments_[s].lines;
+  std::uint32_t number = HomeOf(BitsOf(hash), lines);
+  for (std::uint32_t tried = 1; LineAt(s, number) != spot.line; ++tried) {
+    LineState& state = LineAt(s, number)->state;
     if (state.passed < kMaxPassed) --state.passed;
-    number = NextLine(BitsOf(hash), number, tried, segment->lines);
+    number = NextLine(BitsOf(hash), number, tried, lines);
   }
   const std::uint32_t end = spot.line->state.count - 1u;
   spot.line->Set(spot.way, spot.line->bits(end), spot.line->place(end));
   --spot.line->state.count;
-  --segment->count;
+  --segments_[s].count;
 }
 
 template <typename Line>
 std::uint64_t SegmentedIndex<Line>::bytes() const {
   // A node of the map holds its link as well.
   constexpr std::uint64_t kNodeBytes = sizeof(std::pair<std::uint64_t, Other>) + 2 * sizeof(void*);
-  return segments_.size() * sizeof(Segment) + segment_bytes_ + arena_.bytes() +
-         loose_.capacity() * sizeof(Loose) + others_.size() * kNodeBytes +
+  return segments_.size() * sizeof(Segment) + extents_.size() * kSegments * sizeof(std::uint32_t) +
+         arena_.bytes() + loose_.capacity() * sizeof(Loose) + others_.size() * kNodeBytes +
          others_.bucket_count() * sizeof(void*);
 }
 

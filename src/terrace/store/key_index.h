@@ -1,10 +1,10 @@
 // The indexes by key. KeyIndex takes less than 8 bytes a key: an entry holds 24 bits of the hash
 // and 32 of the place, and the record on disk decides whether it is the key's. ExactIndex takes 14
 // and is never wrong. Both are 4096 segments by the top bits of the hash, each a table of cache
-// lines of its own (double hashing from line to line) that grows by a few lines at a time, so that
-// growth neither pauses a batch nor doubles memory; what segments grow by is never given back. The
-// home lines of a segment's keys follow their hashes, so that sorted keys fill it from line to
-// line.
+// lines of its own (double hashing from line to line) that grows by a tenth at a time
+// (LineExtents), so that growth neither pauses a batch nor doubles memory; what segments grow by is
+// never given back. The home lines of a segment's keys follow their hashes, so that sorted keys
+// fill it from line to line.
 //
 // Keys that an entry can't tell apart, because the 36 bits of segment and entry are equal: the
 // first has the entry, the others lie in a map by their whole hash, and the entry's line says that
@@ -15,18 +15,21 @@
 #include <emmintrin.h>
 #endif
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <span>
+#include <type_traits>
 #include <unordered_map>
 #include <vector>
 
 #include "terrace/base/memory.h"
 #include "terrace/base/mutex.h"
+#include "terrace/base/rng.h"
 #include "terrace/base/status.h"
 #include "terrace/store/index.h"
+#include "terrace/store/line_extents.h"
 
 namespace terrace {
 
@@ -136,33 +139,29 @@ class SegmentedIndex final : public RowIndex {
   static constexpr int kSegmentBits = 12;
   static constexpr std::size_t kSegments = std::size_t{1} << kSegmentBits;
   static_assert(kFillGrain == std::uint64_t{1} << (64 - kSegmentBits));
-  static constexpr std::uint32_t kBlockLines = 8;
   static constexpr std::uint64_t kMaxPassed = 7;
 
-  // Blocks for segments that have outgrown malloc.
-  class BlockArena {
+  // Memory of extents, which numbers of 32 bits find: of 256 GiB, more than entries have places.
+  class LineArena {
    public:
-    // Makes `blocks` blocks ready. kOutOfMemory.
-    Status Reserve(std::uint64_t blocks);
-    Line* Take();  // REQUIRES: Reserve has made it ready.
+    // The number of the first of so many lines in a row, whose bytes are anything. kOutOfMemory.
+    Result<std::uint32_t> Take(std::uint64_t lines);
+    Line* At(std::uint32_t number) const {
+      return units_[number / kUnitLines] + number % kUnitLines;
+    }
     std::uint64_t bytes() const { return bytes_; }
 
    private:
+    static constexpr std::uint32_t kUnitLines = kHugePageBytes / sizeof(Line);
+
     std::vector<HugeBuffer> chunks_;
-    std::vector<Line*> ready_;
+    std::vector<Line*> units_;  // One for each kUnitLines of a chunk; most chunks have one.
+    std::uint32_t left_ = 0;    // Lines at the end of the last chunk.
     std::uint64_t bytes_ = 0;
   };
-  struct Free {
-    void operator()(Line* lines) const { std::free(lines); }
-  };
   struct Segment {
-    std::vector<Line*> blocks;            // Of kBlockLines lines; or one, of malloc, of fewer.
-    std::unique_ptr<Line[], Free> small;  // That one.
     std::uint32_t lines = 0;
     std::uint32_t count = 0;
-    Line* line(std::uint32_t number) const {
-      return blocks[number / kBlockLines] + number % kBlockLines;
-    }
   };
   // A key that an entry can't tell from that of another.
   struct Other {
@@ -173,7 +172,8 @@ class SegmentedIndex final : public RowIndex {
   struct Spot {
     Line* line = nullptr;
     std::uint32_t way = 0;
-    const Other* other = nullptr;
+    bool other = false;
+    Place place = kNoPlace;
     bool present() const { return line != nullptr; }
   };
   // An entry out of its segment.
@@ -183,6 +183,9 @@ class SegmentedIndex final : public RowIndex {
     bool shared;
   };
 
+  // Of bits of a hash and a number of lines.
+  using Product = std::conditional_t<Line::kHashBits + 32 <= 64, std::uint64_t, Uint128>;
+
   static std::uint64_t IdentityOf(std::uint64_t hash) {
     return hash >> (64 - kSegmentBits - Line::kHashBits);
   }
@@ -191,6 +194,19 @@ class SegmentedIndex final : public RowIndex {
     return hash << kSegmentBits >> (64 - Line::kHashBits);
   }
   static std::uint32_t HomeOf(std::uint64_t bits, std::uint32_t lines);
+  static std::size_t ClassOf(std::size_t s) { return s % LineExtents::kClasses; }
+  // A line, before the list of extents has been read.
+  struct Wanted {
+    const std::uint32_t* extent;  // The number of its first line.
+    std::uint32_t beyond;         // Lines of it before the wanted one.
+  };
+  // REQUIRES: segment s has so many lines.
+  Wanted WantedOf(std::size_t s, std::uint32_t number) const {
+    const std::size_t extent = kLineExtents.Of(ClassOf(s), number);
+    return {&extents_[extent][s], number - kLineExtents.begin(ClassOf(s), extent)};
+  }
+  Line* LineAt(Wanted wanted) const { return arena_.At(*wanted.extent) + wanted.beyond; }
+  Line* LineAt(std::size_t s, std::uint32_t number) const { return LineAt(WantedOf(s, number)); }
   std::uint64_t Pack(Place place) const;
   Place Unpack(std::uint64_t packed) const;
 
@@ -199,10 +215,11 @@ class SegmentedIndex final : public RowIndex {
                                 std::uint32_t lines);
   // From the home line on, until a line has such an entry or says that nothing went past it.
   struct Walk {
-    const Segment* segment = nullptr;
+    std::uint32_t segment = 0;
+    std::uint32_t lines = 0;   // Of the segment; 0: there is nothing to look into.
     std::uint32_t number = 0;  // Of the line.
     std::uint32_t tried = 0;   // Lines, this one included.
-    Line* line = nullptr;      // Null: the segment is empty.
+    Line* line = nullptr;      // Once it is known where it lies.
   };
   Walk StartWalk(std::uint64_t hash) const;
   // Looks into one line; false: there is a next one. kToRoom: for an absent key goes on to the line
@@ -211,41 +228,50 @@ class SegmentedIndex final : public RowIndex {
   bool Step(std::uint64_t hash, Walk* walk, Spot* spot) const;
   const Other* FindOther(std::uint64_t hash) const;
   Spot Find(std::uint64_t hash) const;
-  // Calls visit(i, spot) for each hash, with the misses of many of them in flight.
+  // Calls visit(i, spot) for each hash, in their order, with the misses of many of them in flight.
   template <bool kToRoom, typename Visit>
   void ForEachFound(std::span<const std::uint64_t> hashes, Visit visit) const;
-  Place PlaceOf(const Spot& spot) const;
   void SetPlace(std::uint64_t hash, const Spot& spot, Place place);
   void Remove(std::uint64_t hash, const Spot& spot);
   // REQUIRES: the line has room.
   static void Append(Line* line, const Loose& entry);
-  // REQUIRES: a line has room.
-  static void InsertEntry(const Segment& segment, const Loose& entry);
-  // Lines of segment s when it is to hold `count` entries.
-  std::uint64_t LinesFor(std::size_t s, std::uint64_t count) const;
-  // Blocks of the arena that Grow takes.
-  static std::uint64_t NewBlocks(const Segment& segment, std::uint64_t lines);
-  Status Grow(Segment* segment, std::uint64_t lines);
-  Loose EntryOf(const Segment& segment, const Line& line, std::uint32_t way) const;
+  // REQUIRES: a line has room. line_of(number) leads to it.
+  template <typename LineOf>
+  static void InsertEntry(const Loose& entry, std::uint32_t lines, LineOf line_of);
+  // Where a segment's lines lie, for who goes over all of them, also while another thread takes
+  // lines for other segments.
+  struct SegmentLines {
+    Line* At(std::uint32_t number) const {
+      const std::size_t extent = kLineExtents.Of(line_class, number);
+      return extents[extent] + (number - kLineExtents.begin(line_class, extent));
+    }
+    std::size_t line_class;
+    std::uint32_t count;
+    std::array<Line*, LineExtents::kMost> extents;
+  };
+  SegmentLines LinesOf(std::size_t s) const;
+  // Gives segment s lines for `count` entries, if it has not so many. The bytes of the new ones are
+  // anything.
+  Status TakeLines(std::size_t s, std::uint64_t count);
+  // The same, and has its entries lie where they belong among the lines that there are then.
+  Status Grow(std::size_t s, std::uint64_t count);
+  Loose EntryOf(std::size_t s, const Line& line, std::uint32_t way) const;
   // Moves the entries of the first `before` lines, which were all, to where they are at home among
   // those that the segment has now, at most twice as many; the others go to `loose_`.
-  void SpreadLines(const Segment& segment, std::uint32_t before);
-  // Gives the segment so many lines, whose bytes are anything. REQUIRES: the arena has them ready.
-  Status TakeLines(Segment* segment, std::uint64_t lines);
-  // Makes room for the first `count` keys of segment s, as if it had grown to them.
-  Status StartSegment(std::size_t s, std::size_t count);
+  void SpreadLines(std::size_t s, const SegmentLines& lines, std::uint32_t before);
   // Puts the keys of a segment that has none into its lines; those that are alike go to `others`.
-  void FillSegment(const Segment& segment, std::span<const std::uint64_t> hashes,
+  void FillSegment(const SegmentLines& lines, std::span<const std::uint64_t> hashes,
                    const Place* places, std::vector<Other>* others) const;
 
   const int row_bits_;
   Mutex fill_mu_;                  // Held by Fill while it changes what segments share.
   std::vector<Segment> segments_;  // None in an index that never had a key.
-  BlockArena arena_;
+  LineArena arena_;
+  // Of each extent where it lies in each segment; made when the first segment needs it.
+  std::vector<std::unique_ptr<std::uint32_t[]>> extents_;
   std::vector<Loose> loose_;  // Entries of a segment that grows, without a line.
   std::unordered_multimap<std::uint64_t, Other> others_;  // By IdentityOf.
   std::uint64_t size_ = 0;
-  std::uint64_t segment_bytes_ = 0;  // Lists of blocks, and blocks of malloc.
 };
 
 using KeyIndex = SegmentedIndex<TaggedLine>;

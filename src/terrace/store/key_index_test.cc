@@ -153,6 +153,30 @@ class Model {
   std::vector<Place> places_;
 };
 
+// The extents of a segment follow each other, none is much more than a tenth of what is before it,
+// and classes grow at different times.
+TEST(LineExtents, EachLineHasOne) {
+  constexpr std::uint32_t kLines = 1 << 20;
+  for (std::size_t c = 0; c < LineExtents::kClasses; ++c) {
+    EXPECT_GE(kLineExtents.begin(c, LineExtents::kMost), LineExtents::kMostLines);
+    std::size_t extent = 0;
+    for (std::uint32_t line = 0; line < kLines; ++line) {
+      if (line == kLineExtents.begin(c, extent) + kLineExtents.size(c, extent)) ++extent;
+      ASSERT_EQ(kLineExtents.Of(c, line), extent) << "class " << c << ", line " << line;
+    }
+    // Of the others, the first line and the one before.
+    for (std::size_t k = extent + 1; k < LineExtents::kMost; ++k) {
+      EXPECT_EQ(kLineExtents.Of(c, kLineExtents.begin(c, k)), k);
+      EXPECT_EQ(kLineExtents.Of(c, kLineExtents.begin(c, k) - 1), k - 1);
+    }
+    for (std::size_t k = 0; k < LineExtents::kMost; ++k) {
+      EXPECT_GE(kLineExtents.size(c, k), 1u);
+      EXPECT_LE(kLineExtents.size(c, k), 2 + kLineExtents.begin(c, k) / 10);
+    }
+    if (c > 0) EXPECT_GT(kLineExtents.begin(c, 100), kLineExtents.begin(c - 1, 100));
+  }
+}
+
 template <typename Index>
 class IndexByKey : public ::testing::Test {};
 using Indexes = ::testing::Types<KeyIndex, ExactIndex>;
