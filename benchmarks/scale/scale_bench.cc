@@ -197,7 +197,7 @@ Status Scale::Open() {
   options.create_row = [bytes = settings_.row_bytes](Key key, std::byte* row) {
     MakeRow(key, bytes, row);
   };
-  TERRACE_ASSIGN_OR_RETURN(cache_, RowCache::Create(options, Clock::Real(), borrowed));
+  TERRACE_ASSIGN_OR_RETURN(cache_, RowCache::Create(options, borrowed));
   return OkStatus();
 }
 

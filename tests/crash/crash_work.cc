@@ -270,7 +270,7 @@ Status Worker::MakeCache() {
     FillRow(key, 0, {row, bytes});
   };
   options.expiry = &expiry_;
-  TERRACE_ASSIGN_OR_RETURN(cache_, RowCache::Create(options, Clock::Real(), stores_->table(0)));
+  TERRACE_ASSIGN_OR_RETURN(cache_, RowCache::Create(options, stores_->table(0)));
   return OkStatus();
 }
 

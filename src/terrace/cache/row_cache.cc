@@ -72,7 +72,6 @@ RowCacheStats& RowCacheStats::operator+=(const RowCacheStats& other) {
   used_bytes += other.used_bytes;
   capacity_bytes += other.capacity_bytes;
   reserve_waits += other.reserve_waits;
-  load_seconds += other.load_seconds;
   return *this;
 }
 
@@ -119,12 +118,12 @@ Result<PinnedRows> RowCache::Pin(std::span<const Key> keys) {
   return pinned;
 }
 
-Result<std::unique_ptr<RowCache>> RowCache::Create(const RowCacheOptions& options, Clock* clock,
+Result<std::unique_ptr<RowCache>> RowCache::Create(const RowCacheOptions& options,
                                                    std::vector<Store*> stores) {
-  return RowCacheImpl::Make(options, clock, std::move(stores));
+  return RowCacheImpl::Make(options, std::move(stores));
 }
 
-Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& options, Clock* clock,
+Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& options,
                                                      std::vector<Store*> stores) {
   if (options.row_bytes == 0 || options.row_bytes > (std::uint32_t{1} << 30)) {
     return InvalidArgumentError("a row of " + std::to_string(options.row_bytes) +
@@ -148,7 +147,7 @@ Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& opti
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<WriteBack> write_back,
                            WriteBack::Create(buffers, stores));
   std::unique_ptr<RowCacheImpl> cache(
-      new RowCacheImpl(options, clock, std::move(stores), chunk_bytes, std::move(write_back)));
+      new RowCacheImpl(options, std::move(stores), chunk_bytes, std::move(write_back)));
   {
     MutexLock lock(&cache->mu_);
     TERRACE_ASSIGN_OR_RETURN(cache->policy_, MakeEvictionPolicy(options.eviction, &cache->arena_));
@@ -172,10 +171,9 @@ Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& opti
   return std::unique_ptr<RowCache>(std::move(cache));
 }
 
-RowCacheImpl::RowCacheImpl(const RowCacheOptions& options, Clock* clock, std::vector<Store*> stores,
+RowCacheImpl::RowCacheImpl(const RowCacheOptions& options, std::vector<Store*> stores,
                            std::uint64_t chunk_bytes, std::unique_ptr<WriteBack> write_back)
     : options_(options),
-      clock_(clock),
       stores_(std::move(stores)),
       victims_at_once_(std::min(kVictims, write_back->buffer_rows())),
       write_back_(std::move(write_back)),

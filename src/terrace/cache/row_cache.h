@@ -14,7 +14,6 @@
 #include <span>
 #include <vector>
 
-#include "terrace/base/clock.h"
 #include "terrace/base/ids.h"
 #include "terrace/base/status.h"
 #include "terrace/cache/eviction_options.h"
@@ -54,7 +53,6 @@ struct RowCacheStats {
   std::uint64_t rows = 0, pinned_rows = 0, dirty_rows = 0;
   std::uint64_t used_bytes = 0, capacity_bytes = 0;
   std::uint64_t reserve_waits = 0;  // Pins that waited for an earlier working set to leave.
-  double load_seconds = 0;          // In the stores' Read.
 
   RowCacheStats& operator+=(const RowCacheStats& other);  // For several tables.
 };
@@ -94,7 +92,7 @@ class RowCache {
  public:
   // stores: the table's shards, by ShardOfHash. kOutOfMemory; kInvalidArgument: a capacity too
   // small to work with.
-  static Result<std::unique_ptr<RowCache>> Create(const RowCacheOptions& options, Clock* clock,
+  static Result<std::unique_ptr<RowCache>> Create(const RowCacheOptions& options,
                                                   std::vector<Store*> stores);
   virtual ~RowCache() =
       default;  // REQUIRES: no PinnedRows is alive. Dirty rows are lost: FlushDirty first.

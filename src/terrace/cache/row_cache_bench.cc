@@ -184,7 +184,7 @@ class Bench {
     options.background = false;
     options.flush_bytes = 4 << 20;
     options.create_row = [](Key, std::byte*) { std::abort(); };
-    auto made = RowCache::Create(options, Clock::Real(), {&store_});
+    auto made = RowCache::Create(options, {&store_});
     Require(made.ok(), "Create");
     cache_ = std::move(made).value();
     Require(cache_->MaxPinnedRows() >= settings_.rows, "the rows fit");

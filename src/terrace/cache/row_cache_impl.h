@@ -32,7 +32,6 @@ struct RowLoad {
   std::vector<Key> keys;         // (rows)
   std::vector<std::byte*> rows;
   std::vector<std::uint8_t> found;  // (rows) 1: in a store; 0: created.
-  double seconds = 0;
   // Guarded by the cache's mutex.
   bool done = false;
   Status status;
@@ -40,7 +39,7 @@ struct RowLoad {
 
 class RowCacheImpl final : public RowCache, public RowHolder {
  public:
-  static Result<std::unique_ptr<RowCache>> Make(const RowCacheOptions& options, Clock* clock,
+  static Result<std::unique_ptr<RowCache>> Make(const RowCacheOptions& options,
                                                 std::vector<Store*> stores);
   ~RowCacheImpl() override;
 
@@ -89,7 +88,7 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   // Released handles whose lists the next Pins fill: fresh pages would cost more than to fill them.
   static constexpr std::size_t kSparePins = 2;
 
-  RowCacheImpl(const RowCacheOptions& options, Clock* clock, std::vector<Store*> stores,
+  RowCacheImpl(const RowCacheOptions& options, std::vector<Store*> stores,
                std::uint64_t chunk_bytes, std::unique_ptr<WriteBack> write_back);
 
   std::uint64_t BytesFor(std::uint64_t chunks) const TERRACE_REQUIRES(mu_);
@@ -158,7 +157,6 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   Status RebuildMap(std::uint64_t rows) TERRACE_REQUIRES(mu_);
 
   const RowCacheOptions options_;
-  Clock* const clock_;
   const std::vector<Store*> stores_;
   const std::uint32_t victims_at_once_;
   const std::unique_ptr<WriteBack> write_back_;

@@ -62,10 +62,8 @@ void RowCacheImpl::RunLoad(StoreReader* reader) {
 Status RowCacheImpl::Load(StoreReader* reader, RowLoad* load) {
   SyncPoint::Hit("cache.pin.before_read");
   load->found.assign(load->keys.size(), 0);
-  const double begin = clock_->MonotonicSeconds();
   TERRACE_RETURN_IF_ERROR(
       ReadFromStores(reader, load->keys, load->rows, load->found, &stop_reads_));
-  load->seconds = clock_->MonotonicSeconds() - begin;
   for (std::size_t i = 0; i < load->keys.size(); ++i) {
     if (load->found[i] == 0) options_.create_row(load->keys[i], load->rows[i]);
   }
@@ -88,7 +86,6 @@ void RowCacheImpl::EndLoad(RowLoad* load, const Status& status) {
       StoreFlags(entry, kLostFlag);
     }
   }
-  counts_.load_seconds += load->seconds;
   load->status = status;
   load->done = true;
 }

@@ -100,7 +100,7 @@ class Training {
       std::memset(row, 0, bytes);
       std::memcpy(row, &key, sizeof key);
     };
-    cache_ = Require(RowCache::Create(cache, Clock::Real(), {store_.get()}));
+    cache_ = Require(RowCache::Create(cache, {store_.get()}));
   }
   ~Training() {
     cache_.reset();

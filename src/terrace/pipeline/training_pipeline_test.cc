@@ -112,7 +112,7 @@ Outcome Train(const Setting& setting) {
   cache_options.create_row = [schema](Key key, std::byte* row) {
     schema->InitializeRow(9, key, row);
   };
-  auto cache = RowCache::Create(cache_options, Clock::Real(), store_pointers);
+  auto cache = RowCache::Create(cache_options, store_pointers);
   EXPECT_TRUE(cache.ok()) << cache.status().ToString();
 
   StepRates rates;

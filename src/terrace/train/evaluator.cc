@@ -95,7 +95,7 @@ Status LoadedRun::OpenRows(FileSystem* fs) {
       std::memset(row, 0, row_bytes);
     };
     TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<RowCache> made,
-                             RowCache::Create(cache, Clock::Real(), stores_->table(t)));
+                             RowCache::Create(cache, stores_->table(t)));
     cache_pointers_.push_back(made.get());
     caches_.push_back(std::move(made));
   }

@@ -274,7 +274,7 @@ Status TrainingRun::MakeCaches() {
       schema->InitializeRow(seed, key, row);
     };
     TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<RowCache> cache,
-                             RowCache::Create(options, clock_, stores_->table(t)));
+                             RowCache::Create(options, stores_->table(t)));
     cache_pointers_.push_back(cache.get());
     caches_.push_back(std::move(cache));
   }

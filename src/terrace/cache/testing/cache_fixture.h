@@ -7,7 +7,6 @@
 #include <span>
 #include <vector>
 
-#include "terrace/base/clock.h"
 #include "terrace/base/rng.h"
 #include "terrace/cache/row_cache.h"
 #include "terrace/cache/testing/fake_store.h"
@@ -69,7 +68,7 @@ struct Fixture {
   Status Open() {
     std::vector<Store*> borrowed;
     for (auto& store : stores) borrowed.push_back(store.get());
-    auto made = RowCache::Create(options, Clock::Real(), borrowed);
+    auto made = RowCache::Create(options, borrowed);
     if (!made.ok()) return made.status();
     cache = std::move(made).value();
     return OkStatus();

@@ -61,7 +61,7 @@ class StoreTiers {
       }
       borrowed.push_back(stores_.back().get());
     }
-    TERRACE_ASSIGN_OR_RETURN(cache_, RowCache::Create(cache_options_, Clock::Real(), borrowed));
+    TERRACE_ASSIGN_OR_RETURN(cache_, RowCache::Create(cache_options_, borrowed));
     return OkStatus();
   }
 
