@@ -36,7 +36,7 @@ Result<std::uint32_t> SegmentedIndex<Line>::LineArena::Take(std::uint64_t lines)
     TERRACE_ASSIGN_OR_RETURN(
         HugeBuffer chunk,
         HugeBuffer::Allocate(std::max(std::min(bytes, kHugePageBytes), lines * sizeof(Line))));
-    const auto first = reinterpret_cast<Line*>(chunk.data());
+    const auto first = reinterpret_cast<Line*>(chunk.data());  // Zeroed, which is empty lines.
     left_ = static_cast<std::uint32_t>(chunk.size() / sizeof(Line));
     for (std::uint32_t at = 0; at < left_; at += kUnitLines) units_.push_back(first + at);
     TERRACE_CHECK(units_.size() <= (std::uint64_t{1} << 32) / kUnitLines);
@@ -284,14 +284,14 @@ Status SegmentedIndex<Line>::Grow(std::size_t s, std::uint64_t count) {
   loose_.clear();
   if (lines.count > 2 * std::uint64_t{kept}) {
     for (std::uint32_t number = 0; number < kept; ++number) {
-      const Line& line = *lines.At(number);
-      for (std::uint32_t way = 0; way < line.state.count; ++way) {
-        loose_.push_back(EntryOf(s, line, way));
+      Line* const line = lines.At(number);
+      for (std::uint32_t way = 0; way < line->state.count; ++way) {
+        loose_.push_back(EntryOf(s, *line, way));
       }
+      *line = Line{};
     }
     kept = 0;
   }
-  for (std::uint32_t i = kept; i < lines.count; ++i) *lines.At(i) = Line{};
   SpreadLines(s, lines, kept);
   for (const Loose& entry : loose_) {
     InsertEntry(entry, lines.count, [&](std::uint32_t number) { return lines.At(number); });

@@ -144,7 +144,7 @@ class SegmentedIndex final : public RowIndex {
   // Memory of extents, which numbers of 32 bits find: of 256 GiB, more than entries have places.
   class LineArena {
    public:
-    // The number of the first of so many lines in a row, whose bytes are anything. kOutOfMemory.
+    // The number of the first of so many empty lines in a row. kOutOfMemory.
     Result<std::uint32_t> Take(std::uint64_t lines);
     Line* At(std::uint32_t number) const {
       return units_[number / kUnitLines] + number % kUnitLines;
@@ -250,8 +250,7 @@ class SegmentedIndex final : public RowIndex {
     std::array<Line*, LineExtents::kMost> extents;
   };
   SegmentLines LinesOf(std::size_t s) const;
-  // Gives segment s lines for `count` entries, if it has not so many. The bytes of the new ones are
-  // anything.
+  // Gives segment s empty lines for `count` entries, if it has not so many.
   Status TakeLines(std::size_t s, std::uint64_t count);
   // The same, and has its entries lie where they belong among the lines that there are then.
   Status Grow(std::size_t s, std::uint64_t count);
