@@ -88,7 +88,7 @@ struct StoreOptions {
   std::string table;      // Written into each file; a file of another table is refused.
   std::uint32_t shard = 0;
   std::uint32_t row_bytes = 0;  // Payload of one row.
-  std::uint64_t file_bytes = std::uint64_t{32}
+  std::uint64_t file_bytes = std::uint64_t{16}
                              << 20;  // A parameter file's aim; larger files cost compaction grain.
   // Only files above it are compacted. But for kModelSize, use stays under live / (1 - stale_share)
   // and one rewrite; with background compaction a write waits while use is above that by more than
