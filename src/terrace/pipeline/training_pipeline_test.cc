@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "terrace/base/clock.h"
 #include "terrace/data/example_source.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/pipeline/stages.h"

@@ -37,18 +37,16 @@ Result<std::uint32_t> SegmentedIndex<Line>::LineArena::Take(std::uint64_t lines)
         HugeBuffer chunk,
         HugeBuffer::Allocate(std::max(std::min(bytes, kHugePageBytes), lines * sizeof(Line))));
     const auto first = reinterpret_cast<Line*>(chunk.data());  // Zeroed, which is empty lines.
+    next_ = static_cast<std::uint32_t>(units_.size()) * kUnitLines;
     left_ = static_cast<std::uint32_t>(chunk.size() / sizeof(Line));
     for (std::uint32_t at = 0; at < left_; at += kUnitLines) units_.push_back(first + at);
     TERRACE_CHECK(units_.size() <= (std::uint64_t{1} << 32) / kUnitLines);
     bytes_ += chunk.size();
     chunks_.push_back(std::move(chunk));
   }
-  const auto chunk_lines = static_cast<std::uint32_t>(chunks_.back().size() / sizeof(Line));
-  const auto chunk_units = (chunk_lines + kUnitLines - 1) / kUnitLines;
-  const auto number =
-      (static_cast<std::uint32_t>(units_.size()) - chunk_units) * kUnitLines + chunk_lines - left_;
-  left_ -= static_cast<std::uint32_t>(lines);
-  return number;
+  const auto taken = static_cast<std::uint32_t>(lines);
+  left_ -= taken;
+  return std::exchange(next_, next_ + taken);
 }
 
 template <typename Line>
@@ -240,7 +238,7 @@ Status SegmentedIndex<Line>::TakeLines(std::size_t s, std::uint64_t count) {
   }
   const std::size_t c = ClassOf(s);
   Segment& segment = segments_[s];
-  std::size_t extent = segment.lines == 0 ? 0 : kLineExtents.Of(c, segment.lines - 1) + 1;
+  std::size_t extent = segment.lines == 0 ? 0 : kLineExtents.Find(c, segment.lines - 1).extent + 1;
   while (segment.lines < wanted) {
     if (extent == extents_.size()) {
       std::unique_ptr<std::uint32_t[]> places(new (std::nothrow) std::uint32_t[kSegments]);

@@ -156,7 +156,8 @@ class SegmentedIndex final : public RowIndex {
 
     std::vector<HugeBuffer> chunks_;
     std::vector<Line*> units_;  // One for each kUnitLines of a chunk; most chunks have one.
-    std::uint32_t left_ = 0;    // Lines at the end of the last chunk.
+    std::uint32_t next_ = 0;    // Number of the next line that nobody has,
+    std::uint32_t left_ = 0;    // and how many follow it in its chunk.
     std::uint64_t bytes_ = 0;
   };
   struct Segment {
@@ -202,8 +203,8 @@ class SegmentedIndex final : public RowIndex {
   };
   // REQUIRES: segment s has so many lines.
   Wanted WantedOf(std::size_t s, std::uint32_t number) const {
-    const std::size_t extent = kLineExtents.Of(ClassOf(s), number);
-    return {&extents_[extent][s], number - kLineExtents.begin(ClassOf(s), extent)};
+    const LineExtents::Spot spot = kLineExtents.Find(ClassOf(s), number);
+    return {&extents_[spot.extent][s], spot.beyond};
   }
   Line* LineAt(Wanted wanted) const { return arena_.At(*wanted.extent) + wanted.beyond; }
   Line* LineAt(std::size_t s, std::uint32_t number) const { return LineAt(WantedOf(s, number)); }
@@ -242,8 +243,8 @@ class SegmentedIndex final : public RowIndex {
   // lines for other segments.
   struct SegmentLines {
     Line* At(std::uint32_t number) const {
-      const std::size_t extent = kLineExtents.Of(line_class, number);
-      return extents[extent] + (number - kLineExtents.begin(line_class, extent));
+      const LineExtents::Spot spot = kLineExtents.Find(line_class, number);
+      return extents[spot.extent] + spot.beyond;
     }
     std::size_t line_class;
     std::uint32_t count;

@@ -162,12 +162,14 @@ TEST(LineExtents, EachLineHasOne) {
     std::size_t extent = 0;
     for (std::uint32_t line = 0; line < kLines; ++line) {
       if (line == kLineExtents.begin(c, extent) + kLineExtents.size(c, extent)) ++extent;
-      ASSERT_EQ(kLineExtents.Of(c, line), extent) << "class " << c << ", line " << line;
+      const LineExtents::Spot spot = kLineExtents.Find(c, line);
+      ASSERT_EQ(spot.extent, extent) << "class " << c << ", line " << line;
+      ASSERT_EQ(spot.beyond, line - kLineExtents.begin(c, extent));
     }
     // Of the others, the first line and the one before.
     for (std::size_t k = extent + 1; k < LineExtents::kMost; ++k) {
-      EXPECT_EQ(kLineExtents.Of(c, kLineExtents.begin(c, k)), k);
-      EXPECT_EQ(kLineExtents.Of(c, kLineExtents.begin(c, k) - 1), k - 1);
+      EXPECT_EQ(kLineExtents.Find(c, kLineExtents.begin(c, k)).extent, k);
+      EXPECT_EQ(kLineExtents.Find(c, kLineExtents.begin(c, k) - 1).extent, k - 1);
     }
     for (std::size_t k = 0; k < LineExtents::kMost; ++k) {
       EXPECT_GE(kLineExtents.size(c, k), 1u);

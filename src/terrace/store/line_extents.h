@@ -33,10 +33,15 @@ class LineExtents {
     }
   }
 
-  // The extent of a line.
-  std::size_t Of(std::size_t c, std::uint32_t line) const {
-    const std::size_t k = first_[c][RangeOf(line)];
-    return k + (line >= begin_[c][k + 1] ? 1 : 0);
+  // A line by its extent.
+  struct Spot {
+    std::size_t extent;
+    std::uint32_t beyond;  // Lines of the extent before it.
+  };
+  Spot Find(std::size_t c, std::uint32_t line) const {
+    std::size_t extent = first_[c][RangeOf(line)];
+    extent += line >= begin_[c][extent + 1] ? 1 : 0;
+    return {extent, line - begin_[c][extent]};
   }
   // The first line of an extent, or how many are before it.
   std::uint32_t begin(std::size_t c, std::size_t extent) const { return begin_[c][extent]; }

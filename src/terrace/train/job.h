@@ -93,7 +93,7 @@ struct Job {
     int shards = 1;
     int io_threads = 1;
     std::string backend = "auto";  // auto | io_uring | threads
-    std::uint64_t file_bytes = std::uint64_t{16} << 20;
+    std::uint64_t file_bytes = StoreOptions().file_bytes;
     CompactionPolicy compaction = CompactionPolicy::kGain;
     double stale_share = 0.3333;
     double over_provisioning = 0.07;      // Of kModelSize.
