@@ -24,10 +24,19 @@ Status WriteTemporary(FileSystem* fs, const std::string& path, std::span<const s
 }  // namespace
 
 Status ReadFully(File* file, std::uint64_t offset, std::span<std::byte> buffer) {
-  TERRACE_ASSIGN_OR_RETURN(std::size_t n, file->ReadAt(offset, buffer));
-  if (n == buffer.size()) return OkStatus();
+  ReadRequest request;
+  request.file = file;
+  request.offset = offset;
+  request.buffer = buffer;
+  TERRACE_ASSIGN_OR_RETURN(request.bytes_read, file->ReadAt(offset, buffer));
+  return CheckWhole(request);
+}
+
+Status CheckWhole(const ReadRequest& request) {
+  if (request.bytes_read == request.buffer.size()) return OkStatus();
   return CorruptionError(fmt::format("'{}' ends at byte {}, {} bytes before it should",
-                                     file->path(), offset + n, buffer.size() - n));
+                                     request.file->path(), request.offset + request.bytes_read,
+                                     request.buffer.size() - request.bytes_read));
 }
 
 Result<std::string> ReadFileToString(FileSystem* fs, const std::string& path) {

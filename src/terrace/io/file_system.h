@@ -71,6 +71,9 @@ struct ReadRequest {
   std::size_t bytes_read = 0;
 };
 
+// As ReadFully, of one that has ended without an error.
+Status CheckWhole(const ReadRequest& request);
+
 // Reads many ranges at once: io_uring, or a pool of threads where the kernel forbids it. Requests
 // come in groups, so that a caller handles one while the next are read. One caller at a time; until
 // all it has started is waited for, or the queue destroyed, the calls are of the same thread.

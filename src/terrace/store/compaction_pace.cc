@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 namespace terrace {
 namespace {
@@ -14,22 +15,31 @@ constexpr std::int64_t kMostWaitMillis = 100;
 
 CompactionPace::Hold::Hold(CompactionPace* pace, Reason reason) : pace_(pace), reason_(reason) {
   MutexLock lock(&pace_->mu_);
+  if (reason_ == kHurry) pace_->CountHurry();
   ++pace_->holds_[reason_];
   if (reason_ == kHurry) pace_->changed_.NotifyAll();
 }
 
 CompactionPace::Hold::~Hold() {
   MutexLock lock(&pace_->mu_);
+  if (reason_ == kHurry) pace_->CountHurry();
   --pace_->holds_[reason_];
   if (reason_ == kUse) pace_->changed_.NotifyAll();
 }
 
-void CompactionPace::Wrote(std::uint64_t bytes) {
+std::int64_t CompactionPace::CountHurry() {
   const std::int64_t now = clock_->MonotonicNanos();
+  if (holds_[kHurry] > 0) hurry_nanos_ += now - counted_nanos_;
+  return counted_nanos_ = now;
+}
+
+void CompactionPace::Wrote(std::uint64_t bytes) {
   MutexLock lock(&mu_);
+  const std::int64_t now = CountHurry();
+  const std::int64_t hurry = std::exchange(hurry_nanos_, 0);
   // The time that belongs to the first write nobody knows.
   if (last_write_nanos_ != 0) {
-    seconds_ = kMemory * seconds_ + static_cast<double>(now - last_write_nanos_) * 1e-9;
+    seconds_ = kMemory * seconds_ + static_cast<double>(now - last_write_nanos_ - hurry) * 1e-9;
     written_ = kMemory * written_ + static_cast<double>(bytes);
     moved_ = kMemory * moved_ + moved_since_;
     moved_since_ = 0;

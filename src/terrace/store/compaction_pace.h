@@ -1,7 +1,9 @@
 // CompactionPace: what compaction may take of a disk that batches use. While a read or a write of
 // the store is on its way, compaction moves bytes no faster than a quarter above its mean since
 // the last writes; between them, as fast as it can. So the mean follows what the space bound needs,
-// and a batch loses no more than that share of the disk. Thread-safe. Borrows the clock.
+// and a batch loses no more than that share of the disk. Time in which somebody waits for
+// compaction does not count: where writes are as fast as compaction lets them, a pace beside them
+// would only make them wait longer afterwards. Thread-safe. Borrows the clock.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +43,8 @@ class CompactionPace {
 
  private:
   double Rate() const TERRACE_REQUIRES(mu_);
+  // Takes the time up to now in. Gives it.
+  std::int64_t CountHurry() TERRACE_REQUIRES(mu_);
   bool Limited() const TERRACE_REQUIRES(mu_) { return holds_[kUse] > 0 && holds_[kHurry] == 0; }
 
   const Clock* const clock_;
@@ -49,7 +53,9 @@ class CompactionPace {
   int holds_[2] TERRACE_GUARDED_BY(mu_) = {};
   bool stopped_ TERRACE_GUARDED_BY(mu_) = false;
   std::int64_t last_write_nanos_ TERRACE_GUARDED_BY(mu_) = 0;  // 0: none.
-  std::int64_t ready_nanos_ TERRACE_GUARDED_BY(mu_) = 0;  // What was moved is paid for by then.
+  std::int64_t hurry_nanos_ TERRACE_GUARDED_BY(mu_) = 0;    // In which somebody waited, since then,
+  std::int64_t counted_nanos_ TERRACE_GUARDED_BY(mu_) = 0;  // up to this time.
+  std::int64_t ready_nanos_ TERRACE_GUARDED_BY(mu_) = 0;    // What was moved is paid for by then.
   // Of the last writes; each counts an eighth less than the next.
   double seconds_ TERRACE_GUARDED_BY(mu_) = 0;
   double written_ TERRACE_GUARDED_BY(mu_) = 0, moved_ TERRACE_GUARDED_BY(mu_) = 0;  // Bytes.

@@ -75,6 +75,33 @@ TEST(CompactionPace, IsAQuarterAboveWhatWasNeededLately) {
   EXPECT_NEAR(pace.bytes_per_second(), 100'000, 1000);
 }
 
+TEST(CompactionPace, LeavesOutTheTimeInWhichSomebodyWaits) {
+  HandClock clock;
+  CompactionPace pace(&clock);
+  for (int i = 0; i < 100; ++i) {
+    pace.Wrote(1000);
+    clock.Step(1);
+    {
+      CompactionPace::Hold hurry(&pace, CompactionPace::kHurry);
+      clock.Step(2);
+      CompactionPace::Hold another(&pace, CompactionPace::kHurry);
+      clock.Step(1);
+      pace.Pass(3000);
+    }
+    clock.Step(1);
+  }
+  pace.Wrote(1000);
+  EXPECT_NEAR(pace.bytes_per_second(), 1.25 * 1500, 1);
+  // Also of a wait that goes on.
+  CompactionPace::Hold hurry(&pace, CompactionPace::kHurry);
+  for (int i = 0; i < 100; ++i) {
+    clock.Step(10);
+    pace.Pass(3000);
+    pace.Wrote(1000);
+  }
+  EXPECT_GT(pace.bytes_per_second(), 1e6);
+}
+
 class Passing {
  public:
   Passing(CompactionPace* pace, std::uint64_t bytes)

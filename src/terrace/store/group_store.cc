@@ -9,6 +9,7 @@
 
 #include "terrace/base/check.h"
 #include "terrace/store/radix_sort.h"
+#include "terrace/store/section_cursor.h"
 
 namespace terrace {
 namespace {

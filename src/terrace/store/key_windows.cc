@@ -197,11 +197,7 @@ Status KeyRounds::Await() {
   reading_ = false;
   TERRACE_RETURN_IF_ERROR(queue_->Wait());
   for (const ReadRequest& request : next_->requests) {
-    if (request.bytes_read != request.buffer.size()) {
-      return CorruptionError(fmt::format("{}: ends at offset {}, inside of its keys",
-                                         request.file->path(),
-                                         request.offset + request.bytes_read));
-    }
+    TERRACE_RETURN_IF_ERROR(CheckWhole(request));
     bytes_read_ += request.bytes_read;
   }
   return OkStatus();

@@ -282,7 +282,7 @@ TEST(KeyWindows, FileThatEndsEarly) {
   ASSERT_TRUE(rounds.ok());
   const Status status = (*rounds)->Next().status();
   EXPECT_EQ(status.code(), StatusCode::kCorruption);
-  EXPECT_EQ(status.message(), "/short: ends at offset 4096, inside of its keys");
+  EXPECT_EQ(status.message(), "'/short' ends at byte 4096, 4096 bytes before it should");
 }
 
 }  // namespace

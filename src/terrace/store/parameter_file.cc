@@ -379,23 +379,4 @@ Status CheckHeader(std::span<const std::byte> block, const std::string& path,
   return OkStatus();
 }
 
-SectionCursor::SectionCursor(File* file, std::uint64_t offset, std::uint64_t entry_bytes,
-                             std::uint64_t entries, std::span<std::byte> buffer)
-    : file_(file), offset_(offset), entry_bytes_(entry_bytes), entries_(entries), buffer_(buffer) {
-  TERRACE_CHECK(buffer.size() >= LeastBuffer(entry_bytes) && buffer.size() % kBlockBytes == 0);
-}
-
-Status SectionCursor::Fill() {
-  if (!needs_fill() || done()) return OkStatus();
-  const std::uint64_t begin = offset_ + next_ * entry_bytes_;
-  const std::uint64_t end = AlignUp(offset_ + entries_ * entry_bytes_, kBlockBytes);
-  buffer_offset_ = begin / kBlockBytes * kBlockBytes;
-  const std::uint64_t bytes = std::min<std::uint64_t>(buffer_.size(), end - buffer_offset_);
-  TERRACE_RETURN_IF_ERROR(ReadFully(file_, buffer_offset_, buffer_.first(bytes)));
-  bytes_read_ += bytes;
-  if (checksum_ != nullptr) checksum_->Update(buffer_.first(bytes));
-  buffered_end_ = std::min(entries_, (buffer_offset_ + bytes - offset_) / entry_bytes_);
-  return OkStatus();
-}
-
 }  // namespace terrace

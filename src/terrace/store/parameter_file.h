@@ -180,44 +180,4 @@ Result<ParameterFileInfo> ReadFooter(File* file, std::uint64_t bytes, std::uint6
 Status CheckHeader(std::span<const std::byte> block, const std::string& path,
                    const ParameterFileInfo& info, const RecordLayout& layout);
 
-// Walks the entries of one section in order, through a buffer of its own.
-class SectionCursor {
- public:
-  // `buffer`: aligned, of whole blocks, at least LeastBuffer(entry_bytes). Both are borrowed.
-  SectionCursor(File* file, std::uint64_t offset, std::uint64_t entry_bytes, std::uint64_t entries,
-                std::span<std::byte> buffer);
-  static std::uint64_t LeastBuffer(std::uint64_t entry_bytes) {
-    return AlignUp(entry_bytes, kBlockBytes) + kBlockBytes;
-  }
-  // Reads the next entries when the buffer has none left. Call before entry(), while !done().
-  Status Fill();
-  bool needs_fill() const { return next_ >= buffered_end_; }
-  bool done() const { return next_ >= entries_; }
-  void Advance() { ++next_; }
-  std::uint64_t index() const { return next_; }
-  std::uint64_t entries() const { return entries_; }
-  std::uint64_t buffered_end() const { return buffered_end_; }  // Entries before it are in memory.
-  // REQUIRES: index() <= i < buffered_end().
-  const std::byte* entry(std::uint64_t i) const {
-    return buffer_.data() + (offset_ + i * entry_bytes_ - buffer_offset_);
-  }
-  std::uint64_t entry_offset(std::uint64_t i) const { return offset_ + i * entry_bytes_; }
-  const std::string& path() const { return file_->path(); }
-  std::uint64_t bytes_read() const { return bytes_read_; }
-  // Sums all blocks of the section; for entries that divide a block only.
-  void set_checksum(RunningChecksum* checksum) { checksum_ = checksum; }
-
- private:
-  File* const file_;
-  const std::uint64_t offset_;
-  const std::uint64_t entry_bytes_;
-  const std::uint64_t entries_;
-  const std::span<std::byte> buffer_;
-  RunningChecksum* checksum_ = nullptr;
-  std::uint64_t buffer_offset_ = 0;  // In the file.
-  std::uint64_t next_ = 0;
-  std::uint64_t buffered_end_ = 0;
-  std::uint64_t bytes_read_ = 0;
-};
-
 }  // namespace terrace

@@ -44,8 +44,9 @@ struct StoreImpl::Compaction {
   enum Verdict : std::uint8_t { kStale = 0, kRow = 1, kDeletion = 2 };
   std::vector<FilePtr> inputs;  // By id.
   std::uint64_t input_rows = 0;
-  std::uint64_t space = 0;  // Reserved for outputs.
-  std::uint64_t files = 0;  // Outputs at most.
+  std::uint64_t space = 0;              // Reserved for outputs.
+  std::uint64_t files = 0;              // Outputs at most.
+  std::unique_ptr<SectionReads> reads;  // Of the sources.
   std::vector<MergeSource> sources;
   // Hashes of the newest deletions among the inputs of which an older version is in some other
   // file, sorted; the other deletions end here.
@@ -322,8 +323,9 @@ Status StoreImpl::FindNeededDeletions(Compaction* round) {
 
 Status StoreImpl::WalkKeys(const StoredFile& file,
                            const std::function<void(std::uint64_t, std::uint64_t)>& visit) {
+  SectionReads reads(compact_queue_.get());
   SectionCursor cursor(file.file.get(), file.info.keys_offset, kKeyEntryBytes, file.info.rows,
-                       compact_buffer_.span().first(compact_input_bytes_));
+                       compact_buffer_.span().first(compact_input_bytes_), &reads);
   RunningChecksum checksum;
   cursor.set_checksum(&checksum);
   for (; !cursor.done(); cursor.Advance()) {
@@ -452,13 +454,14 @@ Status StoreImpl::MergeInputs(Compaction* round) {
   const auto hash_of = [](const MergeSource& source) {
     return MixKey(HeadOf(source.cursor->entry(source.cursor->index())).key);
   };
+  round->reads = std::make_unique<SectionReads>(compact_queue_.get());
   round->sources.resize(round->inputs.size());
   for (std::uint32_t s = 0; s < round->inputs.size(); ++s) {
     MergeSource& source = round->sources[s];
     source.file = round->inputs[s];
     source.cursor = std::make_unique<SectionCursor>(
         source.file->file.get(), kBlockBytes, layout_.record_bytes, source.file->info.rows,
-        compact_buffer_.span().subspan(s * share, share));
+        compact_buffer_.span().subspan(s * share, share), round->reads.get());
     TERRACE_ASSIGN_OR_RETURN(const bool more, next_newest(&source));
     if (more) heap.Push(hash_of(source), s);
   }

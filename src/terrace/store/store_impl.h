@@ -26,6 +26,7 @@
 #include "terrace/store/key_windows.h"
 #include "terrace/store/manifest.h"
 #include "terrace/store/parameter_file.h"
+#include "terrace/store/section_cursor.h"
 #include "terrace/store/store.h"
 
 namespace terrace {
@@ -183,7 +184,6 @@ class StoreImpl final : public Store {
   // Plans requests for the wanted rows from the cursor on, as many as fit.
   void FillPart(const ReadPlan& plan, ReadCursor* cursor, ReadPart* part) const;
   void FillPartWithFiles(const ReadPlan& plan, ReadCursor* cursor, ReadPart* part) const;
-  static Status CheckWhole(const ReadRequest& request);
   // A record of another key than the one wanted: fine if the index can't tell them apart.
   Status CheckMistaken(const std::byte* record, Key wanted, const std::string& path,
                        std::uint64_t offset) TERRACE_EXCLUDES(mu_);
@@ -311,6 +311,7 @@ class StoreImpl final : public Store {
 
   Mutex compact_mu_;
   HugeBuffer compact_buffer_ TERRACE_GUARDED_BY(compact_mu_);
+  std::unique_ptr<ReadQueue> compact_queue_ TERRACE_GUARDED_BY(compact_mu_);
 
   Mutex commit_mu_;
 

@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::string_view kFilePrefix = "rows-";
 constexpr std::string_view kManifestPrefix = "manifest-";
+// Compaction's reads are large, one or two of a file at a time.
+constexpr int kCompactionReads = 32, kCompactionReadThreads = 2;
 
 bool IsOurs(const std::string& name) {
   return name.starts_with(kFilePrefix) || name.starts_with(kManifestPrefix);
@@ -146,6 +148,11 @@ Status StoreImpl::Prepare() {
   {
     MutexLock lock(&compact_mu_);
     TERRACE_ASSIGN_OR_RETURN(compact_buffer_, HugeBuffer::Allocate(buffer_bytes));
+    ReadQueueOptions queue = options_.read_queue;
+    queue.depth = kCompactionReads;
+    queue.threads = kCompactionReadThreads;
+    queue.buffer = compact_buffer_.span().first(compact_input_bytes_);
+    TERRACE_ASSIGN_OR_RETURN(compact_queue_, fs_->NewReadQueue(queue));
   }
   return fs_->MakeDirectories(options_.directory);
 }

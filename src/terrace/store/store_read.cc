@@ -230,12 +230,6 @@ void StoreImpl::FillPartWithFiles(const ReadPlan& plan, ReadCursor* cursor, Read
   }
 }
 
-Status StoreImpl::CheckWhole(const ReadRequest& request) {
-  if (request.bytes_read == request.buffer.size()) return OkStatus();
-  return CorruptionError(fmt::format("{}: ends at offset {}, inside of its records",
-                                     request.file->path(), request.offset + request.bytes_read));
-}
-
 Status StoreImpl::TakePart(const ReadPlan& plan, const ReadPart& part) {
   std::uint64_t bytes = 0;
   for (std::size_t r = 0; r < part.ranges.size(); ++r) {

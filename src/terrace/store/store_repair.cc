@@ -12,6 +12,7 @@
 #include "terrace/base/check.h"
 #include "terrace/base/sync_point.h"
 #include "terrace/store/index.h"
+#include "terrace/store/section_cursor.h"
 
 namespace terrace {
 namespace {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <utility>
 
 #include <fmt/format.h>
@@ -21,8 +22,7 @@ Status StoreImpl::ForEachRow(std::uint64_t buffer_bytes,
       buffer_bytes / files.size() / kBlockBytes * kBlockBytes,
       SectionCursor::LeastBuffer(layout_.record_bytes), std::uint64_t{1} << 20);
   TERRACE_ASSIGN_OR_RETURN(HugeBuffer buffer, HugeBuffer::Allocate(share * files.size()));
-  std::vector<SectionCursor> cursors;
-  cursors.reserve(files.size());
+  std::deque<SectionCursor> cursors;  // Which stay where they are.
   MergeHeap heap;
   // Checks the record at which source f stands and gives its hash.
   const auto checked_hash = [&](std::uint32_t f) -> Result<std::uint64_t> {

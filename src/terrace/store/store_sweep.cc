@@ -60,8 +60,9 @@ Status StoreImpl::SweepNext(bool* swept) {
 
 Status StoreImpl::SweepFile(const FilePtr& file) {
   SyncPoint::Hit("store.sweep.before_read");
+  SectionReads reads(compact_queue_.get());
   SectionCursor cursor(file->file.get(), kBlockBytes, layout_.record_bytes, file->info.rows,
-                       compact_buffer_.span().first(compact_input_bytes_));
+                       compact_buffer_.span().first(compact_input_bytes_), &reads);
   std::vector<Key> keys;
   std::vector<Place> places;
   for (; !cursor.done(); cursor.Advance()) {

@@ -1,0 +1,82 @@
+#include "terrace/store/section_cursor.h"
+
+#include <algorithm>
+
+#include "terrace/base/check.h"
+
+namespace terrace {
+
+SectionReads::~SectionReads() { TERRACE_CHECK(in_flight_.empty()); }
+
+void SectionReads::Start(ReadRequest* request) {
+  in_flight_.push_back(request);
+  queue_->Start({request, 1});
+}
+
+Status SectionReads::Await(ReadRequest* request) {
+  // Each one is a group of the queue, which are waited for in their order. The others have their
+  // status themselves.
+  while (std::find(in_flight_.begin(), in_flight_.end(), request) != in_flight_.end()) {
+    in_flight_.pop_front();
+    (void)queue_->Wait();
+  }
+  return request->status;
+}
+
+SectionCursor::SectionCursor(File* file, std::uint64_t offset, std::uint64_t entry_bytes,
+                             std::uint64_t entries, std::span<std::byte> buffer,
+                             SectionReads* reads)
+    : file_(file), offset_(offset), entry_bytes_(entry_bytes), entries_(entries), reads_(reads) {
+  TERRACE_CHECK(buffer.size() >= LeastBuffer(entry_bytes) && buffer.size() % kBlockBytes == 0);
+  const std::uint64_t half = buffer.size() / 2 / kBlockBytes * kBlockBytes;
+  if (reads != nullptr && half >= LeastBuffer(entry_bytes)) {
+    parts_count_ = 2;
+    parts_[0].buffer = buffer.first(half);
+    parts_[1].buffer = buffer.subspan(half, half);
+  } else {
+    parts_[0].buffer = buffer;
+  }
+}
+
+SectionCursor::~SectionCursor() {
+  // Whoever gives up has an error of his own.
+  for (Part& part : parts_) {
+    if (part.started) (void)Await(&part);
+  }
+}
+
+void SectionCursor::Start(Part* part, std::uint64_t entry) {
+  const std::uint64_t end = AlignUp(offset_ + entries_ * entry_bytes_, kBlockBytes);
+  part->read.file = file_;
+  part->read.offset = (offset_ + entry * entry_bytes_) / kBlockBytes * kBlockBytes;
+  part->read.buffer =
+      part->buffer.first(std::min<std::uint64_t>(part->buffer.size(), end - part->read.offset));
+  part->end =
+      std::min(entries_, (part->read.offset + part->read.buffer.size() - offset_) / entry_bytes_);
+  part->started = true;
+  if (reads_ != nullptr) reads_->Start(&part->read);
+}
+
+Status SectionCursor::Await(Part* part) {
+  part->started = false;
+  if (reads_ == nullptr) return ReadFully(file_, part->read.offset, part->read.buffer);
+  TERRACE_RETURN_IF_ERROR(reads_->Await(&part->read));
+  return CheckWhole(part->read);
+}
+
+Status SectionCursor::Fill() {
+  if (!needs_fill() || done()) return OkStatus();
+  Part& part = parts_[part_];
+  if (!part.started) Start(&part, next_);
+  TERRACE_RETURN_IF_ERROR(Await(&part));
+  data_ = part.read.buffer.data();
+  data_offset_ = part.read.offset;
+  buffered_end_ = part.end;
+  bytes_read_ += part.read.buffer.size();
+  if (checksum_ != nullptr) checksum_->Update(part.read.buffer);
+  part_ = (part_ + 1) % parts_count_;
+  if (parts_count_ > 1 && buffered_end_ < entries_) Start(&parts_[part_], buffered_end_);
+  return OkStatus();
+}
+
+}  // namespace terrace
