@@ -146,6 +146,12 @@ TEST(HugeBuffer, IsZeroedAlignedAndMovable) {
   EXPECT_FALSE(HugeBuffer::Allocate(std::uint64_t{1} << 60).ok());
 }
 
+TEST(EndUnlessMemoryLeft, OnlyWhereTheSystemGivesNone) {
+  EndUnlessMemoryLeft(1 << 20);
+  EXPECT_EXIT(EndUnlessMemoryLeft(std::uint64_t{1} << 60), testing::ExitedWithCode(1),
+              "out of memory: asked the system for 1152921504606846976 bytes");
+}
+
 // A made-up system under a folder of the test.
 class MemoryLimitTest : public ::testing::Test {
  protected:

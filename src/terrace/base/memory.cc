@@ -92,6 +92,14 @@ void EndForLackOfMemory(std::string_view what) {
   _exit(1);
 }
 
+void EndUnlessMemoryLeft(std::uint64_t bytes) {
+  // Writable and with its room reserved, since only that counts where the system gives no more
+  // than it has.
+  void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) EndForLackOfMemory(bytes);
+  munmap(mapped, bytes);
+}
+
 ProcessMemory ReadProcessMemory() {
   ProcessMemory memory;
   std::FILE* file = std::fopen("/proc/self/status", "re");

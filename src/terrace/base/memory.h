@@ -63,6 +63,10 @@ void ConfigureAllocator();
 // nothing.
 [[noreturn]] void EndForLackOfMemory(std::uint64_t bytes);
 [[noreturn]] void EndForLackOfMemory(std::string_view what);
+// Before a library allocates up to `bytes` without looking whether it got them: ends the process
+// likewise if the system would not give them now. A moment later another thread may have taken
+// them: ask for several times what the library takes.
+void EndUnlessMemoryLeft(std::uint64_t bytes);
 // Raises the limit of open files to what the system allows this process: a store keeps its files
 // open.
 void RaiseOpenFileLimit();

@@ -8,6 +8,7 @@
 #include "terrace/base/check.h"
 #include "terrace/base/ids.h"
 #include "terrace/base/memory.h"
+#include "terrace/base/mutex.h"
 #include "terrace/model/gemm.h"
 
 namespace terrace {
@@ -37,6 +38,10 @@ struct Kernel {
 // Shapes are few: two a layer and product. More than these come from a caller that changes its
 // slices for ever, which must not fill the memory.
 constexpr std::size_t kMaxKernels = 256;
+
+// oneDNN writes the code of a kernel without looking whether it got memory for it. A kernel was
+// seen to take 0.5 to 1.3 MiB; the rest is for what other threads take meanwhile.
+constexpr std::uint64_t kKernelBytes = std::uint64_t{16} << 20;
 
 class Kernels {
  public:
@@ -82,7 +87,12 @@ class Kernels {
                            layout(m, n, false, ldc)),
         attributes, engine_);
     auto kernel = std::make_unique<Kernel>();
-    kernel->matmul = dnnl::matmul(description);
+    {
+      static Mutex one_at_a_time;
+      MutexLock lock(&one_at_a_time);
+      EndUnlessMemoryLeft(kKernelBytes);
+      kernel->matmul = dnnl::matmul(description);
+    }
     kernel->a = dnnl::memory(description.src_desc(), engine_, DNNL_MEMORY_NONE);
     kernel->b = dnnl::memory(description.weights_desc(), engine_, DNNL_MEMORY_NONE);
     kernel->c = dnnl::memory(description.dst_desc(), engine_, DNNL_MEMORY_NONE);
@@ -115,9 +125,9 @@ void Gemm(Transpose transpose_a, Transpose transpose_b, std::size_t m, std::size
   try {
     thread_local Kernels kernels;
     kernels.Run(shape, a, b, c);
-  } catch (const dnnl::error&) {
-    // Legal shapes fail only for want of memory, which leaves nothing to go on with.
-    TERRACE_CHECK(!"oneDNN could not multiply");
+  } catch (const dnnl::error& error) {
+    if (error.status == dnnl_out_of_memory) EndForLackOfMemory("memory for a product of matrices");
+    TERRACE_CHECK(!"oneDNN could not multiply");  // Every shape is legal.
   }
 }
 
