@@ -92,7 +92,7 @@ def test_missing_and_empty_data(terrace, finished, workspace):
     assert f"data.train: {workspace}/gone.csv: no such file" in outcome.output, outcome.output
 
 
-@pytest.mark.parametrize("columns, width", [(60, 60), (0, 80), (400, 400)])
+@pytest.mark.parametrize("columns, width", [(40, 40), (0, 80), (400, 400)])
 def test_progress_fits_the_terminal(terrace, workspace, log, columns, width):
     run = harness.Run(terrace, workspace, jobs.tiny([log]))
     ours, terminal = pty.openpty()
@@ -110,7 +110,8 @@ def test_progress_fits_the_terminal(terrace, workspace, log, columns, width):
     assert process.wait(harness.PATIENCE_SECONDS) == 0
     lines = [line for line in re.split(r"[\r\n]", shown.decode().replace("\x1b[K", "")) if " examples | " in line]
     assert lines and all(len(line) < width for line in lines), lines
-    assert any("hits" in line for line in lines) == (columns != 60)
+    # The shortest numbers, as of a slow machine, leave no room for it in 40 columns.
+    assert any("hits" in line for line in lines) == (columns != 40)
 
 
 def test_output_that_is_a_file_or_not_writable(terrace, workspace, log):
