@@ -371,7 +371,7 @@ Status Worker::Reclaim() {
     // No older checkpoint keeps a file.
     for (std::size_t i = 0; i < kKeep; ++i) TERRACE_RETURN_IF_ERROR(TakeCheckpoint());
     stats = stores_->stats();
-    if (stats.disk_bytes <= MostBytes(stats)) return OkStatus();
+    if (stats.disk_bytes - stats.spare_bytes <= MostBytes(stats)) return OkStatus();
     for (int step = 0; step < 4; ++step) TERRACE_RETURN_IF_ERROR(Step());
   }
   return InternalError(

@@ -76,6 +76,7 @@ class NullStore final : public Store {
     return rows * row_bytes_;
   }
   std::uint64_t LeastFileRows() const override { return 1; }
+  void Finish() override {}
   Status background_status() const override { return OkStatus(); }
 
  private:

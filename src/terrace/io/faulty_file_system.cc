@@ -252,8 +252,7 @@ Status FaultyFileSystem::CountSimple(FileOperation operation, const std::string&
 Result<std::unique_ptr<File>> FaultyFileSystem::Open(const std::string& path, OpenMode mode) {
   TERRACE_RETURN_IF_ERROR(CountSimple(FileOperation::kOpen, path));
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, base_->Open(path, mode));
-  const bool aligned = mode == OpenMode::kReadDirect || mode == OpenMode::kCreateDirect;
-  return std::unique_ptr<File>(std::make_unique<FaultyFile>(this, std::move(file), aligned));
+  return std::unique_ptr<File>(std::make_unique<FaultyFile>(this, std::move(file), IsDirect(mode)));
 }
 
 Result<std::unique_ptr<ReadQueue>> FaultyFileSystem::NewReadQueue(const ReadQueueOptions& options) {

@@ -16,12 +16,19 @@
 namespace terrace {
 
 enum class OpenMode {
-  kRead,          // The file exists.
-  kCreate,        // Makes a new file, read and write; kInvalidArgument names a file that exists.
-  kReadDirect,    // As kRead, past the page cache where the file system allows (else buffered).
-  kCreateDirect,  // As kCreate, likewise.
-  kAppend,        // Opens or makes; writes go to the end. Not direct.
+  kRead,             // The file exists.
+  kCreate,           // Makes a new file, read and write; kInvalidArgument names a file that exists.
+  kReadDirect,       // As kRead, past the page cache where the file system allows (else buffered).
+  kCreateDirect,     // As kCreate, likewise.
+  kOverwrite,        // The file exists and is written anew, from its start; it keeps its length.
+  kOverwriteDirect,  // As kOverwrite, past the page cache likewise.
+  kAppend,           // Opens or makes; writes go to the end. Not direct.
 };
+
+constexpr bool IsDirect(OpenMode mode) {
+  return mode == OpenMode::kReadDirect || mode == OpenMode::kCreateDirect ||
+         mode == OpenMode::kOverwriteDirect;
+}
 
 // One open file. The destructor closes; what Sync() has not covered may be lost in a crash.
 class File {
@@ -52,6 +59,7 @@ struct FileInfo {
   std::uint64_t size = 0;        // Bytes.
   std::uint64_t disk_bytes = 0;  // Bytes of the blocks that it holds.
   bool is_directory = false;
+  std::uint64_t links = 1;           // Names that it has.
   std::int64_t modified_micros = 0;  // Since 1970.
 };
 

@@ -77,6 +77,33 @@ class FileSystemTest : public testing::TestWithParam<Variant> {
   std::string root_;
 };
 
+TEST_P(FileSystemTest, AnOverwrittenFileKeepsItsLength) {
+  const bool direct = IsDirect(GetParam().create);
+  const OpenMode mode = direct ? OpenMode::kOverwriteDirect : OpenMode::kOverwrite;
+  EXPECT_EQ(fs_->Open(Path("a"), mode).status().code(), StatusCode::kNotFound);
+  MakeFile(Path("a"), 1, 4);
+  auto buffer = HugeBuffer::Allocate(4 * kDirectIoAlignment);
+  TERRACE_ASSERT_OK(buffer);
+  const auto first = buffer->span().first(kDirectIoAlignment);
+  {
+    auto file = fs_->Open(Path("a"), mode);
+    TERRACE_ASSERT_OK(file);
+    Fill(2, 0, first);
+    TERRACE_ASSERT_OK((*file)->WriteAt(0, first));
+    EXPECT_EQ(*(*file)->Size(), 4 * kDirectIoAlignment);
+    TERRACE_ASSERT_OK((*file)->Truncate(2 * kDirectIoAlignment));
+    TERRACE_ASSERT_OK((*file)->Sync());
+  }
+  auto file = fs_->Open(Path("a"), GetParam().read);
+  TERRACE_ASSERT_OK(file);
+  const auto both = buffer->span().first(2 * kDirectIoAlignment);
+  TERRACE_ASSERT_OK(ReadFully(file->get(), 0, both));
+  EXPECT_EQ(*(*file)->Size(), 2 * kDirectIoAlignment);
+  EXPECT_EQ(FirstWrong(2, 0, first), kDirectIoAlignment);
+  EXPECT_EQ(FirstWrong(1, kDirectIoAlignment, both.subspan(kDirectIoAlignment)),
+            kDirectIoAlignment);
+}
+
 TEST_P(FileSystemTest, ReadsBackWhatWasWritten) {
   MakeFile(Path("a"), 1, 9);
   auto file = fs_->Open(Path("a"), GetParam().read);

@@ -41,6 +41,9 @@ int OpenFlags(OpenMode mode) {
     case OpenMode::kCreate:
     case OpenMode::kCreateDirect:
       return O_RDWR | O_CREAT | O_EXCL;
+    case OpenMode::kOverwrite:
+    case OpenMode::kOverwriteDirect:
+      return O_RDWR;
     case OpenMode::kAppend:
       return O_RDWR | O_CREAT | O_APPEND;
   }
@@ -53,6 +56,7 @@ FileInfo MakeInfo(std::string name, const struct stat& info) {
   result.size = static_cast<std::uint64_t>(info.st_size);
   result.disk_bytes = static_cast<std::uint64_t>(info.st_blocks) * 512;  // st_blocks' own unit.
   result.is_directory = S_ISDIR(info.st_mode);
+  result.links = static_cast<std::uint64_t>(info.st_nlink);
   result.modified_micros =
       std::int64_t{info.st_mtim.tv_sec} * 1'000'000 + info.st_mtim.tv_nsec / 1000;
   return result;
@@ -79,7 +83,7 @@ class PosixLock final : public FileLock {
 class PosixFileSystem final : public FileSystem {
  public:
   Result<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode) override {
-    const bool aligned = mode == OpenMode::kReadDirect || mode == OpenMode::kCreateDirect;
+    const bool aligned = IsDirect(mode);
     bool direct = aligned;
     int fd = OpenRetrying(path, OpenFlags(mode) | (direct ? O_DIRECT : 0));
     if (fd < 0 && direct && errno == EINVAL) {

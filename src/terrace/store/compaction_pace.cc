@@ -15,16 +15,20 @@ constexpr std::int64_t kMostWaitMillis = 100;
 
 CompactionPace::Hold::Hold(CompactionPace* pace, Reason reason) : pace_(pace), reason_(reason) {
   MutexLock lock(&pace_->mu_);
-  if (reason_ == kHurry) pace_->CountHurry();
-  ++pace_->holds_[reason_];
-  if (reason_ == kHurry) pace_->changed_.NotifyAll();
+  pace_->Change(reason, 1);
 }
 
 CompactionPace::Hold::~Hold() {
   MutexLock lock(&pace_->mu_);
-  if (reason_ == kHurry) pace_->CountHurry();
-  --pace_->holds_[reason_];
-  if (reason_ == kUse) pace_->changed_.NotifyAll();
+  pace_->Change(reason_, -1);
+}
+
+void CompactionPace::Change(Reason reason, int by) {
+  const bool limited = Limited();
+  const std::int64_t now = CountHurry();
+  holds_[reason] += by;
+  if (!limited && Limited()) ready_nanos_ = now;
+  if (limited && !Limited()) changed_.NotifyAll();
 }
 
 std::int64_t CompactionPace::CountHurry() {
@@ -54,13 +58,14 @@ double CompactionPace::Rate() const {
 }
 
 void CompactionPace::Pass(std::uint64_t bytes) {
-  std::int64_t now = clock_->MonotonicNanos();
   MutexLock lock(&mu_);
+  std::int64_t now = clock_->MonotonicNanos();
   moved_since_ += static_cast<double>(bytes);
   const double rate = Rate();
   if (rate <= 0 || !Limited()) return;
-  ready_nanos_ = std::max(ready_nanos_, now) +
-                 static_cast<std::int64_t>(static_cast<double>(bytes) / rate * 1e9);
+  // The time that it took to move them counts.
+  const auto nanos = static_cast<std::int64_t>(static_cast<double>(bytes) / rate * 1e9);
+  ready_nanos_ = std::max(ready_nanos_ + nanos, now);
   while (Limited() && !stopped_ && now < ready_nanos_) {
     const std::int64_t millis = (ready_nanos_ - now) / 1'000'000 + 1;
     changed_.WaitFor(&mu_, std::chrono::milliseconds(std::min(millis, kMostWaitMillis)));

@@ -46,6 +46,7 @@ class CompactionPace {
   // Takes the time up to now in. Gives it.
   std::int64_t CountHurry() TERRACE_REQUIRES(mu_);
   bool Limited() const TERRACE_REQUIRES(mu_) { return holds_[kUse] > 0 && holds_[kHurry] == 0; }
+  void Change(Reason reason, int by) TERRACE_REQUIRES(mu_);
 
   const Clock* const clock_;
   mutable Mutex mu_;

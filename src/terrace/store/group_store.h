@@ -60,6 +60,7 @@ class GroupStore final : public Store {
   std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t writes) const override;
   // A block has rows of either kind.
   std::uint64_t LeastFileRows() const override { return ~std::uint64_t{0}; }
+  void Finish() override { inner_->Finish(); }
   Status background_status() const override { return inner_->background_status(); }
 
  private:

@@ -486,14 +486,16 @@ void SegmentedIndex<Line>::Replace(std::span<const std::uint64_t> hashes, const 
 template <typename Line>
 void SegmentedIndex<Line>::Move(std::span<const std::uint64_t> hashes, const Place* from,
                                 const Place* to, std::uint8_t* moved) {
+  bool removed = false;
   ForEachFound<false>(hashes, [&](std::size_t i, Spot spot) {
     // A removal before may have brought another entry there.
-    if (spot.present()) spot = Find(hashes[i]);
+    if (removed && spot.present()) spot = Find(hashes[i]);
     moved[i] = 0;
     if (!spot.present() || spot.place != from[i]) return;
     moved[i] = 1;
     if (to[i] == kNoPlace) {
       Remove(hashes[i], spot);
+      removed = true;
     } else {
       SetPlace(hashes[i], spot, to[i]);
     }

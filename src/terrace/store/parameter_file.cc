@@ -164,14 +164,20 @@ Status SumRange(File* file, std::uint64_t begin, std::uint64_t end, std::span<st
   return OkStatus();
 }
 
-Result<std::unique_ptr<ParameterFileWriter>> ParameterFileWriter::Create(
-    FileSystem* fs, const std::string& path, const RecordLayout& layout, std::uint64_t file_id,
-    bool direct, std::span<std::byte> buffer, std::vector<KeyEntry>* keys, WriteQueue* queue) {
-  TERRACE_CHECK(buffer.size() >= kBlockBytes && buffer.size() % kBlockBytes == 0);
-  std::unique_ptr<ParameterFileWriter> writer(
-      new ParameterFileWriter(layout, file_id, buffer, keys, queue));
-  TERRACE_ASSIGN_OR_RETURN(writer->file_,
-                           fs->Open(path, direct ? OpenMode::kCreateDirect : OpenMode::kCreate));
+ParameterFileWriter::ParameterFileWriter(std::unique_ptr<File> file, const RecordLayout& layout,
+                                         std::uint64_t file_id, std::vector<KeyEntry>* keys,
+                                         WriteRing* ring)
+    : file_(std::move(file)),
+      layout_(layout),
+      seed_(layout.CheckSeed(file_id)),
+      ring_(ring),
+      buffer_(ring->part()),
+      keys_(*keys),
+      record_(layout.record_bytes),
+      section_(std::make_unique<RunningChecksum>()) {
+  TERRACE_CHECK(buffer_.size() >= kBlockBytes && buffer_.size() % kBlockBytes == 0);
+  keys_.clear();
+  info_.id = file_id;
   HeaderBlock header{};
   std::memcpy(header.magic, kHeaderMagic, 8);
   header.version = kParameterFileVersion;
@@ -181,33 +187,15 @@ Result<std::unique_ptr<ParameterFileWriter>> ParameterFileWriter::Create(
   header.row_bytes = layout.row_bytes;
   header.record_bytes = layout.record_bytes;
   std::memcpy(header.table, layout.table.data(), std::min(layout.table.size(), kTableNameBytes));
-  std::memset(buffer.data(), 0, kBlockBytes);
-  std::memcpy(buffer.data(), &header, sizeof header);
-  writer->info_.header_checksum = SealBlock(buffer.data());
-  writer->fill_ = writer->hashed_ = kBlockBytes;
-  writer->section_ = std::make_unique<RunningChecksum>();
-  writer->record_.resize(layout.record_bytes);
-  return writer;
-}
-
-ParameterFileWriter::ParameterFileWriter(const RecordLayout& layout, std::uint64_t file_id,
-                                         std::span<std::byte> buffer, std::vector<KeyEntry>* keys,
-                                         WriteQueue* queue)
-    : layout_(layout), seed_(layout.CheckSeed(file_id)), queue_(queue), keys_(*keys) {
-  keys_.clear();
-  info_.id = file_id;
-  const std::uint64_t blocks = buffer.size() / kBlockBytes;
-  parts_.resize(queue == nullptr ? 1 : std::min(kParts, blocks));
-  const std::uint64_t part_bytes = blocks / parts_.size() * kBlockBytes;
-  for (std::size_t p = 0; p < parts_.size(); ++p) {
-    parts_[p].buffer = buffer.subspan(p * part_bytes, part_bytes);
-  }
-  buffer_ = parts_[0].buffer;
+  std::memset(buffer_.data(), 0, kBlockBytes);
+  std::memcpy(buffer_.data(), &header, sizeof header);
+  info_.header_checksum = SealBlock(buffer_.data());
+  fill_ = hashed_ = kBlockBytes;
 }
 
 ParameterFileWriter::~ParameterFileWriter() {
   // A failure here is one of a file that its owner gives up.
-  (void)AwaitWrites();
+  if (file_ != nullptr) (void)ring_->Await();
 }
 
 void ParameterFileWriter::HashPending() {
@@ -216,33 +204,13 @@ void ParameterFileWriter::HashPending() {
 }
 
 Status ParameterFileWriter::Flush() {
-  TERRACE_RETURN_IF_ERROR(failure_);
   if (fill_ == 0) return OkStatus();
   HashPending();
-  const std::span<const std::byte> data = buffer_.first(fill_);
-  const std::uint64_t offset = std::exchange(offset_, offset_ + fill_);
-  fill_ = hashed_ = 0;
-  if (queue_ == nullptr) return failure_ = file_->WriteAt(offset, data);
-  WriteRequest& write = parts_[part_].write;
-  write.file = file_.get();
-  write.offset = offset;
-  write.data = data;
-  queue_->Start(&write);
-  part_ = (part_ + 1) % parts_.size();
-  buffer_ = parts_[part_].buffer;
-  // The oldest write: by the ring, those of all other parts came after it.
-  if (parts_[part_].write.started) failure_ = queue_->Wait(&parts_[part_].write);
-  return failure_;
-}
-
-Status ParameterFileWriter::AwaitWrites() {
-  for (std::size_t p = 0; p < parts_.size(); ++p) {
-    WriteRequest& write = parts_[(part_ + p) % parts_.size()].write;
-    if (!write.started) continue;
-    Status status = queue_->Wait(&write);
-    if (failure_.ok()) failure_ = std::move(status);
-  }
-  return failure_;
+  const std::uint64_t bytes = std::exchange(fill_, 0);
+  hashed_ = 0;
+  const Status status = ring_->Write(file_.get(), std::exchange(offset_, offset_ + bytes), bytes);
+  buffer_ = ring_->part();
+  return status;
 }
 
 Status ParameterFileWriter::Append(std::span<const std::byte> data) {
@@ -288,7 +256,6 @@ Status ParameterFileWriter::Add(Key key, std::uint64_t version,
 }
 
 Result<ParameterFileInfo> ParameterFileWriter::Finish() {
-  TERRACE_RETURN_IF_ERROR(failure_);
   info_.rows = keys_.size();
   info_.keys_offset = layout_.KeysOffset(info_.rows);
   info_.bytes = layout_.FileBytes(info_.rows);
@@ -323,7 +290,8 @@ Result<ParameterFileInfo> ParameterFileWriter::Finish() {
   info_.footer_checksum = SealBlock(block.data());
   TERRACE_RETURN_IF_ERROR(Append(block));
   TERRACE_RETURN_IF_ERROR(Flush());
-  TERRACE_RETURN_IF_ERROR(AwaitWrites());
+  TERRACE_ASSIGN_OR_RETURN(const std::uint64_t length, file_->Size());
+  if (length > info_.bytes) TERRACE_RETURN_IF_ERROR(file_->Truncate(info_.bytes));
   return info_;
 }
 

@@ -118,51 +118,38 @@ class RunningChecksum {
 Status SumRange(File* file, std::uint64_t begin, std::uint64_t end, std::span<std::byte> buffer,
                 RunningChecksum* sum);
 
-// Writes one file in one sequential pass of whole buffers. Add and Finish return the first failure.
+// Writes one file in one sequential pass of whole buffers. Add and Finish return the first failure
+// that is known by then.
 class ParameterFileWriter {
  public:
-  // `buffer`: aligned, of whole blocks. `keys`: gathers the key section; what it held goes, and its
-  // memory serves the next file. Both are borrowed until destruction. `queue`: writes one part of
-  // the buffer while the next is filled; null: the calling thread writes the whole of it.
-  static Result<std::unique_ptr<ParameterFileWriter>> Create(
-      FileSystem* fs, const std::string& path, const RecordLayout& layout, std::uint64_t file_id,
-      bool direct, std::span<std::byte> buffer, std::vector<KeyEntry>* keys, WriteQueue* queue);
-  ~ParameterFileWriter();  // Waits for what is being written.
+  // `file`: empty, or to be overwritten. `keys`: gathers the key section; what it held goes, and
+  // its memory serves the next file. `ring`: aligned, its grain a block. Both are borrowed until
+  // destruction.
+  ParameterFileWriter(std::unique_ptr<File> file, const RecordLayout& layout, std::uint64_t file_id,
+                      std::vector<KeyEntry>* keys, WriteRing* ring);
+  ~ParameterFileWriter();  // Of a file that was not taken: waits for what is being written.
   // REQUIRES: keys in strictly ascending order of MixKey; payload of row_bytes, or empty for a
   // deletion.
   Status Add(Key key, std::uint64_t version, std::span<const std::byte> payload);
   std::uint64_t rows() const { return keys_.size(); }
-  // Writes what is left, key section and footer. The file is whole, not yet durable.
+  // Writes what is left, key section and footer, and cuts off what an overwritten file had behind
+  // them. The file is whole once the ring has been awaited, not yet durable.
   Result<ParameterFileInfo> Finish();
-  // REQUIRES: after Finish.
+  // It stays open until the ring has been awaited. REQUIRES: after Finish.
   std::unique_ptr<File> TakeFile() { return std::move(file_); }
 
  private:
-  // Of the buffer, with a queue: small ones keep the wait for the last of them short.
-  static constexpr std::uint64_t kParts = 4;
-  struct Part {
-    std::span<std::byte> buffer;
-    WriteRequest write;
-  };
-
-  ParameterFileWriter(const RecordLayout& layout, std::uint64_t file_id,
-                      std::span<std::byte> buffer, std::vector<KeyEntry>* keys, WriteQueue* queue);
   Status Append(std::span<const std::byte> data);
   Status AppendZeros(std::uint64_t bytes);
   Status Flush();
-  // Waits for the writes of all parts; the first failure, by their order.
-  Status AwaitWrites();
   // Takes what the buffer holds since the last call into the section's checksum.
   void HashPending();
 
+  std::unique_ptr<File> file_;
   const RecordLayout layout_;
   const std::uint64_t seed_;
-  WriteQueue* const queue_;
-  std::vector<Part> parts_;
-  std::size_t part_ = 0;         // The one that is filled.
-  std::span<std::byte> buffer_;  // Its bytes.
-  std::unique_ptr<File> file_;
-  Status failure_;  // The first of a write.
+  WriteRing* const ring_;
+  std::span<std::byte> buffer_;  // The part that is filled.
   ParameterFileInfo info_;
   std::vector<KeyEntry>& keys_;
   std::vector<std::byte> record_;

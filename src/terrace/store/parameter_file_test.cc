@@ -38,21 +38,25 @@ struct Writer {
   Writer(FileSystem* fs, std::uint64_t buffer_bytes, WriteQueue* queue)
       : layout(RecordLayout::Of("ads", 0, kRowBytes)),
         buffer(std::move(HugeBuffer::Allocate(buffer_bytes)).value()) {
-    auto made =
-        ParameterFileWriter::Create(fs, kPath, layout, 1, true, buffer.span(), &keys, queue);
-    TERRACE_CHECK(made.ok());
-    writer = std::move(made).value();
+    auto file = fs->Open(kPath, OpenMode::kCreateDirect);
+    TERRACE_CHECK(file.ok());
+    ring.emplace(buffer.span(), kBlockBytes, queue);
+    writer =
+        std::make_unique<ParameterFileWriter>(std::move(file).value(), layout, 1, &keys, &*ring);
   }
   Status Add(Key key) { return writer->Add(key, 9, RowOf(key)); }
   // Adds until something fails.
   Result<ParameterFileInfo> WriteAll(const std::vector<Key>& added) {
     for (const Key key : added) TERRACE_RETURN_IF_ERROR(Add(key));
-    return writer->Finish();
+    TERRACE_ASSIGN_OR_RETURN(const ParameterFileInfo info, writer->Finish());
+    TERRACE_RETURN_IF_ERROR(ring->Await());
+    return info;
   }
 
   const RecordLayout layout;
   HugeBuffer buffer;
   std::vector<KeyEntry> keys;
+  std::optional<WriteRing> ring;
   std::unique_ptr<ParameterFileWriter> writer;
 };
 
@@ -91,6 +95,7 @@ TEST(ParameterFileWriter, FillsTheNextPartWhileOneIsWritten) {
   fs.LetGo();
   for (std::size_t i = fits; i < keys.size(); ++i) TERRACE_ASSERT_OK(writer.Add(keys[i]));
   TERRACE_ASSERT_OK(writer.writer->Finish());
+  TERRACE_ASSERT_OK(writer.ring->Await());
 }
 
 TEST(ParameterFileWriter, EachFailedWriteIsReported) {
@@ -116,7 +121,7 @@ TEST(ParameterFileWriter, EachFailedWriteIsReported) {
       EXPECT_EQ(info.status().message().find("earlier"), std::string::npos)
           << info.status().ToString();
       // And it stays.
-      EXPECT_EQ(writer.writer->Finish().status().code(), StatusCode::kIo);
+      EXPECT_EQ(writer.ring->Await().code(), StatusCode::kIo);
     }
   }
 }

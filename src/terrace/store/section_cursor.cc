@@ -36,6 +36,7 @@ SectionCursor::SectionCursor(File* file, std::uint64_t offset, std::uint64_t ent
   } else {
     parts_[0].buffer = buffer;
   }
+  if (reads != nullptr && entries > 0) Start(&parts_[0], 0);
 }
 
 SectionCursor::~SectionCursor() {

@@ -36,7 +36,8 @@ class SectionReads {
 class SectionCursor {
  public:
   // `buffer`: aligned, of whole blocks, at least LeastBuffer(entry_bytes); less than twice that is
-  // not halved. `reads`: null where Fill reads by itself. All are borrowed.
+  // not halved. `reads`: begins with the first entries at once; null where Fill reads by itself.
+  // All are borrowed.
   SectionCursor(File* file, std::uint64_t offset, std::uint64_t entry_bytes, std::uint64_t entries,
                 std::span<std::byte> buffer, SectionReads* reads = nullptr);
   ~SectionCursor();  // Waits for what is being read.

@@ -18,6 +18,7 @@
 
 #include "terrace/base/clock.h"
 #include "terrace/base/ids.h"
+#include "terrace/base/mutex.h"
 #include "terrace/base/status.h"
 #include "terrace/io/file_system.h"
 #include "terrace/io/framed_file.h"
@@ -30,9 +31,24 @@ namespace terrace {
 class DiskQuota {
  public:
   explicit DiskQuota(std::uint64_t limit_bytes) : limit_(limit_bytes) {}
+  // Somebody who holds bytes that he could do without. While it lives, `give` is called when a
+  // reservation does not fit, before it is tried once more, on the reserving thread.
+  class Reclaimer {
+   public:
+    Reclaimer(DiskQuota* quota, std::function<void()> give);
+    ~Reclaimer();
+    Reclaimer(const Reclaimer&) = delete;
+    Reclaimer& operator=(const Reclaimer&) = delete;
+
+   private:
+    friend class DiskQuota;
+    DiskQuota* const quota_;
+    const std::function<void()> give_;
+  };
+
   // kIo says what was asked, used and allowed, and names ssd.quota. `keep_free`: bytes that must
   // stay free after it (the last checkpoint and one compaction output).
-  Status Reserve(std::uint64_t bytes, std::uint64_t keep_free);
+  Status Reserve(std::uint64_t bytes, std::uint64_t keep_free) TERRACE_EXCLUDES(mu_);
   void Release(std::uint64_t bytes);
   std::uint64_t used() const {
     return used_.load(std::memory_order_relaxed);
@@ -41,9 +57,15 @@ class DiskQuota {
   std::uint64_t limit() const { return limit_; }
 
  private:
+  // Has all reclaimers give what they can.
+  void Reclaim() TERRACE_EXCLUDES(mu_);
+  bool TryReserve(std::uint64_t bytes, std::uint64_t keep_free);
+
   const std::uint64_t limit_;
   std::atomic<std::uint64_t> used_{0};
   std::atomic<std::uint64_t> peak_{0};
+  Mutex mu_;  // Before those of the reclaimers.
+  std::vector<Reclaimer*> reclaimers_ TERRACE_GUARDED_BY(mu_);
 };
 
 // How the rows of a batch are read: by a plan of what costs least, or all bytes of each file that
@@ -88,8 +110,12 @@ struct StoreOptions {
   std::string table;      // Written into each file; a file of another table is refused.
   std::uint32_t shard = 0;
   std::uint32_t row_bytes = 0;  // Payload of one row.
-  std::uint64_t file_bytes = std::uint64_t{16}
-                             << 20;  // A parameter file's aim; larger files cost compaction grain.
+  // A parameter file's aim; larger files cost compaction grain.
+  std::uint64_t file_bytes = std::uint64_t{16} << 20;
+  // Files that nobody needs any more and that the next ones overwrite, at most, as long as the
+  // quota has room: to remove a file and to make the disk find room anew costs as much as writing
+  // it.
+  std::size_t spare_files = 16;
   // Only files above it are compacted. But for kModelSize, use stays under live / (1 - stale_share)
   // and one rewrite; with background compaction a write waits while use is above that by more than
   // two files and as many rows as it writes.
@@ -143,6 +169,7 @@ struct StoreStats {
   std::uint64_t live_rows = 0, live_bytes = 0;  // Newest rows, as records on disk.
   std::uint64_t disk_bytes = 0;                 // Everything in the directory.
   std::uint64_t checkpoint_only_bytes = 0;      // Files that only kept manifests name.
+  std::uint64_t spare_bytes = 0;                // Files that the next ones overwrite.
   std::uint64_t index_bytes = 0;                // Memory of the index.
   std::uint64_t files = 0;
   double compaction_wait_seconds = 0;  // Of writes, for compaction to catch up.
@@ -194,8 +221,7 @@ class Store {
                                              const StoreOptions& options,
                                              const ManifestReference& manifest,
                                              std::span<const ManifestReference> kept);
-  virtual ~Store() =
-      default;  // Stops compaction. What was not committed is forgotten by the next Open.
+  virtual ~Store() = default;  // Finish. What was not committed is forgotten by the next Open.
 
   // Finds the newest rows of `keys` (any order; distinct). rows[i]: row_bytes() to fill; found[i]:
   // 1 or 0 (absent or erased; rows[i] is then untouched). Blocks: on reads. kCorruption: a row
@@ -260,6 +286,10 @@ class Store {
   // Rows that a write has to bring lest its files be small ones, which compaction merges with
   // others soon. ~0: what a write brings is not what its files hold, or nothing is written.
   virtual std::uint64_t LeastFileRows() const = 0;
+  // Ends compaction, and removes what was kept for further writes: what stats() says of the disk
+  // from now on stays true. REQUIRES: nothing but reads follows. Blocks: on what is being
+  // compacted.
+  virtual void Finish() = 0;
   // First error of the background thread, if any: the run stops with it.
   virtual Status background_status() const = 0;
 };

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -42,8 +43,8 @@ struct StoreImpl::Moved {
 
 struct StoreImpl::Compaction {
   enum Verdict : std::uint8_t { kStale = 0, kRow = 1, kDeletion = 2 };
-  std::vector<FilePtr> inputs;  // By id.
-  std::uint64_t input_rows = 0;
+  std::vector<FilePtr> inputs;          // By id.
+  std::uint64_t rows_left = 0;          // Newest ones without a place in an output, at most.
   std::uint64_t space = 0;              // Reserved for outputs.
   std::uint64_t files = 0;              // Outputs at most.
   std::unique_ptr<SectionReads> reads;  // Of the sources.
@@ -51,12 +52,15 @@ struct StoreImpl::Compaction {
   // Hashes of the newest deletions among the inputs of which an older version is in some other
   // file, sorted; the other deletions end here.
   std::vector<std::uint64_t> needed_deletions;
-  std::vector<KeyEntry> keys;  // The writer's.
+  std::vector<FilePtr> outputs;
+  std::optional<WriteRing> ring;  // Ends before the outputs that it writes.
+  std::vector<KeyEntry> keys;     // The writer's.
   std::unique_ptr<ParameterFileWriter> writer;
   std::uint64_t writer_id = 0;
-  std::vector<FilePtr> outputs;
   std::vector<std::vector<Moved>> moved;  // By output, then by row.
   std::vector<Moved> dropped_deletions;
+  std::vector<std::uint64_t> hashes;           // Of the records that are judged,
+  std::vector<Place> places, deletion_places;  // and what the indexes say of them.
 };
 
 FileUse StoreImpl::UseOf(const StoredFile& file) const {
@@ -95,6 +99,7 @@ void StoreImpl::AwaitCompaction(std::uint64_t rows) {
 std::uint64_t StoreImpl::RunBytes() const {
   std::uint64_t bytes = quota_->used() + keep_free_.load(std::memory_order_relaxed);
   for (const FilePtr& file : retired_) bytes -= file->info.bytes;
+  for (const Spare& spare : spares_) bytes -= spare.bytes;
   return bytes;
 }
 
@@ -146,11 +151,11 @@ void StoreImpl::PickInputs(bool freeing_only, Compaction* round) {
       break;
     }
     newest_rows += rows;
-    round->input_rows += file->info.rows;
     round->inputs.push_back(file);
   }
   std::sort(round->inputs.begin(), round->inputs.end(),
             [](const FilePtr& a, const FilePtr& b) { return a->info.id < b->info.id; });
+  round->rows_left = newest_rows;
   if (newest_rows > 0) {
     round->files = (newest_rows + rows_per_file_ - 1) / rows_per_file_;
     for (std::uint64_t f = 0; f < round->files; ++f) {
@@ -243,6 +248,7 @@ Status StoreImpl::CompactRound(bool freeing_only, bool* compacted) {
   TERRACE_CHECK(written <= round.space || !status.ok());
   if (!status.ok()) {
     round.writer.reset();
+    round.ring.reset();
     GiveSpace(round.space - std::min(written, round.space));
     ReleaseSlots(round.files);
     Abandon(round.outputs);
@@ -351,8 +357,12 @@ Status StoreImpl::JudgeBuffered(Compaction* round, MergeSource* source) {
   TERRACE_RETURN_IF_ERROR(cursor.Fill());
   const std::uint64_t begin = cursor.index();
   const std::size_t n = cursor.buffered_end() - begin;
-  std::vector<std::uint64_t> hashes(n);
-  std::vector<Place> places(n), deletion_places(n);
+  std::vector<std::uint64_t>& hashes = round->hashes;
+  std::vector<Place>& places = round->places;
+  std::vector<Place>& deletion_places = round->deletion_places;
+  hashes.resize(n);
+  places.resize(n);
+  deletion_places.resize(n);
   for (std::size_t i = 0; i < n; ++i) {
     // Before its key decides anything: a damaged key would make a needed row look stale.
     const std::byte* record = cursor.entry(begin + i);
@@ -404,15 +414,20 @@ Status StoreImpl::EmitRow(Compaction* round, const MergeSource& source) {
       MutexLock lock(&mu_);
       round->writer_id = next_file_id_++;
     }
+    std::uint64_t space = round->space;
+    for (const FilePtr& output : round->outputs) space -= output->info.bytes;
     ParameterFileInfo planned;
     planned.id = round->writer_id;
     round->outputs.push_back(NewFile(nullptr, planned));
     TERRACE_ASSIGN_OR_RETURN(
-        round->writer, ParameterFileWriter::Create(
-                           fs_, PathOf(round->writer_id), layout_, round->writer_id,
-                           options_.direct_io, compact_buffer_.span().subspan(compact_input_bytes_),
-                           &round->keys, write_queue_.get()));
-    round->moved.emplace_back();
+        std::unique_ptr<File> file,
+        OpenNew(round->writer_id, std::min(space, layout_.FileBytes(rows_per_file_))));
+    round->writer = std::make_unique<ParameterFileWriter>(
+        std::move(file), layout_, round->writer_id, &round->keys, &*round->ring);
+    const std::uint64_t rows = std::min(rows_per_file_, round->rows_left);
+    round->rows_left -= rows;
+    round->keys.reserve(rows);
+    round->moved.emplace_back().reserve(rows);
   }
   const std::span<const std::byte> payload =
       IsDeletion(head.version)
@@ -455,6 +470,8 @@ Status StoreImpl::MergeInputs(Compaction* round) {
     return MixKey(HeadOf(source.cursor->entry(source.cursor->index())).key);
   };
   round->reads = std::make_unique<SectionReads>(compact_queue_.get());
+  round->ring.emplace(compact_buffer_.span().subspan(compact_input_bytes_), kBlockBytes,
+                      compact_write_queue_.get());
   round->sources.resize(round->inputs.size());
   for (std::uint32_t s = 0; s < round->inputs.size(); ++s) {
     MergeSource& source = round->sources[s];
@@ -462,6 +479,9 @@ Status StoreImpl::MergeInputs(Compaction* round) {
     source.cursor = std::make_unique<SectionCursor>(
         source.file->file.get(), kBlockBytes, layout_.record_bytes, source.file->info.rows,
         compact_buffer_.span().subspan(s * share, share), round->reads.get());
+  }
+  for (std::uint32_t s = 0; s < round->inputs.size(); ++s) {
+    MergeSource& source = round->sources[s];
     TERRACE_ASSIGN_OR_RETURN(const bool more, next_newest(&source));
     if (more) heap.Push(hash_of(source), s);
   }
@@ -479,7 +499,8 @@ Status StoreImpl::MergeInputs(Compaction* round) {
   for (const MergeSource& source : round->sources) {
     read_bytes_.fetch_add(source.cursor->bytes_read(), std::memory_order_relaxed);
   }
-  return FinishOutput(round);
+  TERRACE_RETURN_IF_ERROR(FinishOutput(round));
+  return round->ring->Await();
 }
 
 void StoreImpl::PublishCompaction(Compaction* round) {

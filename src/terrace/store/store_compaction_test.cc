@@ -109,6 +109,7 @@ TEST(StoreCompaction, ModelSizeWaitsForTheRunsSpace) {
   MemoryFileSystem fs;
   StoreOptions options = Options(CompactionPolicy::kModelSize, 0.5);
   options.most_run_bytes = 4 << 20;
+  options.spare_files = 0;
   StoreHarness harness(&fs, 1 << 30, options);
   harness.key_range = kKeys;
   TERRACE_ASSERT_OK(harness.Create());

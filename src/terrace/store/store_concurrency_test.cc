@@ -23,7 +23,9 @@ constexpr std::uint64_t kQuota = std::uint64_t{1} << 30;
 TEST(StoreHazard, RowCompactedWhileRead) {
   MemoryFileSystem memory;
   HookedFileSystem fs(&memory);
-  StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
+  StoreOptions options = StoreHarness::TinyOptions();
+  options.spare_files = 0;
+  StoreHarness harness(&fs, kQuota, options);
   TERRACE_ASSERT_OK(harness.Create());
   TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 400)));
   TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 250)));

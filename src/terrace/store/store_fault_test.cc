@@ -28,7 +28,7 @@ void RunScript(StoreHarness* harness, std::uint64_t seed) {
   std::vector<Key> all;
   for (std::uint64_t i = 0; i < harness->key_range; ++i) all.push_back(harness->KeyAt(i));
   if (!harness->Create().ok()) return;
-  for (int round = 0; round < 3; ++round) {
+  for (int round = 0; round < 4; ++round) {
     for (int i = 0; i < 3; ++i) ExpectNoWrongRow(harness->Write(harness->RandomKeys(&rng, 120)));
     ExpectNoWrongRow(harness->CheckRead(all));
     ExpectNoWrongRow(harness->Erase(harness->RandomKeys(&rng, 60)));
@@ -218,7 +218,8 @@ TEST_P(StoreCrash, AtEachSyncPoint) {
        {"store.write.before_data", "store.write.after_data", "store.write.before_index",
         "store.commit.before_sync", "store.commit.before_manifest", "store.commit.after_manifest",
         "store.compact.before_write", "store.compact.before_publish", "store.compact.before_remove",
-        "store.drop.before_manifest", "store.drop.before_remove", "store.open.before_remove"}) {
+        "store.drop.before_manifest", "store.drop.before_remove", "store.open.before_remove",
+        "store.reuse.before_write"}) {
     SCOPED_TRACE(name);
     MemoryFileSystem memory;
     FaultyFileSystem fs(&memory, {});

@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -94,6 +95,7 @@ class StoreImpl final : public Store {
   std::uint64_t index_bytes() const override;
   std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t writes) const override;
   std::uint64_t LeastFileRows() const override;
+  void Finish() override;
   Status background_status() const override;
 
   // Of blocks. What follows is as Store says of its verbs.
@@ -134,12 +136,12 @@ class StoreImpl final : public Store {
   Status CheckWritable() const TERRACE_EXCLUDES(mu_);
   // Notes the first error after which nothing may be written; returns it.
   Status Poison(const Status& cause) TERRACE_EXCLUDES(mu_);
+
+  // --- shared, store_files.cc
   std::string PathOf(std::uint64_t file_id) const;
   // Space on disk: of the quota and of disk_bytes.
   Status TakeSpace(std::uint64_t bytes, std::uint64_t keep_free);
   void GiveSpace(std::uint64_t bytes);
-  // Makes the indexes for files of up to so many rows.
-  void MakeIndexes(std::uint64_t most_rows) TERRACE_EXCLUDES(mu_);
   std::uint32_t TakeSlot() TERRACE_REQUIRES(mu_);
   // By files, those on their way included.
   std::uint64_t used_slots() const TERRACE_REQUIRES(mu_) {
@@ -152,13 +154,28 @@ class StoreImpl final : public Store {
   // No manifest names the retired file and nobody reads it. REQUIRES: mu_ is held.
   static bool IsGone(const FilePtr& file);
   bool GoneToRemove() const TERRACE_REQUIRES(mu_);
-  // Removes retired files that nothing names or reads.
+  // Removes retired files that nothing names or reads, or keeps them as spares.
   Status RemoveGone() TERRACE_EXCLUDES(mu_);
+  // A file that nobody needs any more, in the quota still: a new one overwrites it.
+  struct Spare {
+    std::string path;
+    std::uint64_t bytes;
+  };
+  // False: it has to be removed.
+  bool KeepSpare(const StoredFile& file) TERRACE_EXCLUDES(mu_);
+  // The one that suits a file of so many bytes best.
+  std::optional<Spare> TakeSpare(std::uint64_t bytes) TERRACE_EXCLUDES(mu_);
+  void RemoveSpares() TERRACE_EXCLUDES(mu_);
+  // A file to be written, of at most so many bytes, which are reserved. On error it may exist.
+  Result<std::unique_ptr<File>> OpenNew(std::uint64_t id, std::uint64_t bytes)
+      TERRACE_EXCLUDES(mu_);
   std::vector<FilePtr> LiveFiles() const TERRACE_REQUIRES(mu_);  // By id.
   // Removes files that were written but never became part of the store, and gives their quota back.
   void Abandon(const std::vector<FilePtr>& files);
 
   // --- store_open.cc
+  // Makes the indexes for files of up to so many rows.
+  void MakeIndexes(std::uint64_t most_rows) TERRACE_EXCLUDES(mu_);
   Result<FilePtr> OpenFile(const Manifest::File& file);
   Status NameKept(std::span<const ManifestReference> kept, const Manifest& newest)
       TERRACE_EXCLUDES(mu_);
@@ -293,6 +310,7 @@ class StoreImpl final : public Store {
   const std::uint32_t block_row_bytes_;
   const CompactionRule rule_;
   CompactionPace pace_;  // Synchronises itself.
+  std::optional<DiskQuota::Reclaimer> reclaimer_;
   std::uint64_t rows_per_file_ = 0;
   std::uint64_t compact_input_bytes_ = 0;  // Of the compaction's buffer; the rest is for writing.
 
@@ -301,8 +319,9 @@ class StoreImpl final : public Store {
   std::unique_ptr<ReadQueue> read_queue_ TERRACE_GUARDED_BY(read_mu_);
   std::unique_ptr<WorkerGroup> read_workers_ TERRACE_GUARDED_BY(read_mu_);  // Null: one thread.
 
-  // Null where nothing is done in the background. Shared by writing and compaction: one disk.
-  std::unique_ptr<WriteQueue> write_queue_;
+  // Null where nothing is done in the background. Compaction has one of its own: in one queue its
+  // small writes would wait for a batch's large ones.
+  std::unique_ptr<WriteQueue> write_queue_, compact_write_queue_;
 
   Mutex write_mu_;
   HugeBuffer write_buffer_ TERRACE_GUARDED_BY(write_mu_);
@@ -330,6 +349,7 @@ class StoreImpl final : public Store {
   std::vector<std::uint32_t> free_slots_ TERRACE_GUARDED_BY(mu_);
   std::uint64_t reserved_slots_ TERRACE_GUARDED_BY(mu_) = 0;  // Of files on their way.
   std::vector<FilePtr> retired_ TERRACE_GUARDED_BY(mu_);      // Not live; on disk still.
+  std::vector<Spare> spares_ TERRACE_GUARDED_BY(mu_);
   std::map<std::uint64_t, Named> manifests_ TERRACE_GUARDED_BY(mu_);
   std::uint64_t last_manifest_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t sequence_ TERRACE_GUARDED_BY(mu_) = 0;

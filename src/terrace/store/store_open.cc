@@ -112,6 +112,13 @@ void StoreImpl::MakeIndexes(std::uint64_t most_rows) {
 }
 
 StoreImpl::~StoreImpl() {
+  reclaimer_.reset();
+  Finish();
+  // The files stay on disk; the next user of this quota counts what it finds there.
+  if (quota_ != nullptr) quota_->Release(disk_bytes_.load(std::memory_order_relaxed));
+}
+
+void StoreImpl::Finish() {
   {
     MutexLock lock(&mu_);
     stopping_.store(true, std::memory_order_relaxed);
@@ -119,8 +126,7 @@ StoreImpl::~StoreImpl() {
   }
   pace_.Stop();
   if (compactor_.joinable()) compactor_.Join();
-  // The files stay on disk; the next user of this quota counts what it finds there.
-  if (quota_ != nullptr) quota_->Release(disk_bytes_.load(std::memory_order_relaxed));
+  RemoveSpares();
 }
 
 Status StoreImpl::Prepare() {
@@ -140,7 +146,10 @@ Status StoreImpl::Prepare() {
   }
   compact_input_bytes_ = buffer_bytes / 4 * 3 / kBlockBytes * kBlockBytes;
   if (options_.read_only) return OkStatus();
-  if (options_.background_compaction) write_queue_ = std::make_unique<WriteQueue>("store-write");
+  if (options_.background_compaction) {
+    write_queue_ = std::make_unique<WriteQueue>("store-write");
+    compact_write_queue_ = std::make_unique<WriteQueue>("compact-write");
+  }
   {
     MutexLock lock(&write_mu_);
     TERRACE_ASSIGN_OR_RETURN(write_buffer_, HugeBuffer::Allocate(buffer_bytes));
@@ -154,6 +163,7 @@ Status StoreImpl::Prepare() {
     queue.buffer = compact_buffer_.span().first(compact_input_bytes_);
     TERRACE_ASSIGN_OR_RETURN(compact_queue_, fs_->NewReadQueue(queue));
   }
+  reclaimer_.emplace(quota_, [this] { RemoveSpares(); });
   return fs_->MakeDirectories(options_.directory);
 }
 
@@ -174,10 +184,6 @@ void StoreImpl::StartCompaction() {
   compactor_ = Thread("compact", ThreadPriority::kYielding, [this] { CompactLoop(); });
 }
 
-std::string StoreImpl::PathOf(std::uint64_t file_id) const {
-  return JoinPath(options_.directory, ParameterFileName(file_id));
-}
-
 Status StoreImpl::CheckWritable() const {
   TERRACE_CHECK(!options_.read_only);
   MutexLock lock(&mu_);
@@ -192,118 +198,6 @@ Status StoreImpl::Poison(const Status& cause) {
   MutexLock lock(&mu_);
   if (poison_.ok()) poison_ = cause;
   return cause;
-}
-
-Status StoreImpl::TakeSpace(std::uint64_t bytes, std::uint64_t keep_free) {
-  TERRACE_RETURN_IF_ERROR(quota_->Reserve(bytes, keep_free));
-  disk_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  return OkStatus();
-}
-
-void StoreImpl::GiveSpace(std::uint64_t bytes) {
-  disk_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
-  quota_->Release(bytes);
-}
-
-std::uint32_t StoreImpl::TakeSlot() {
-  if (!free_slots_.empty()) {
-    const std::uint32_t slot = free_slots_.back();
-    free_slots_.pop_back();
-    return slot;
-  }
-  TERRACE_CHECK(slots_.size() < index_->max_slots());  // By ReserveSlots.
-  slots_.push_back(nullptr);
-  return static_cast<std::uint32_t>(slots_.size() - 1);
-}
-
-void StoreImpl::Register(const FilePtr& file, bool live) {
-  file->slot = TakeSlot();
-  file->live = live;
-  file->live_deletions = 0;
-  slots_[file->slot] = file;
-  const std::uint64_t live_files = slots_.size() - free_slots_.size();
-  file->deletions_due = files_gone_ + std::max<std::uint64_t>(1, live_files / 2);
-}
-
-void StoreImpl::Retire(StoredFile* file) {
-  file->live = false;
-  if (!file->compacting || file->stale_at_pick > 0) ++files_gone_;
-  compaction_blocked_ = false;
-  retired_.push_back(slots_[file->slot]);
-  // The slot itself is free when nobody holds the file: a reader may have noted places in it.
-}
-
-void StoreImpl::AddStale(Place place, bool was_deletion) {
-  StoredFile* file = slots_[SlotOfPlace(place)].get();
-  ++file->stale;
-  if (was_deletion) --file->live_deletions;
-  TERRACE_DCHECK(file->stale <= file->info.rows);
-  if (file->stale == file->info.rows && file->live && !file->compacting) Retire(file);
-}
-
-std::vector<FilePtr> StoreImpl::LiveFiles() const {
-  std::vector<FilePtr> files;
-  for (const FilePtr& file : slots_) {
-    if (file != nullptr && file->live) files.push_back(file);
-  }
-  std::sort(files.begin(), files.end(),
-            [](const FilePtr& a, const FilePtr& b) { return a->info.id < b->info.id; });
-  return files;
-}
-
-bool StoreImpl::IsGone(const FilePtr& file) {
-  // The table and the list of retired files hold it; new holders come only through the table, under
-  // the lock, and only of files that are not retired: a count without others stays so.
-  const long own = file->slot == kMaxFileSlots ? 1 : 2;
-  return file->named_by == 0 && file.use_count() <= own;
-}
-
-Status StoreImpl::RemoveGone() {
-  if (options_.read_only) return OkStatus();
-  std::vector<FilePtr> gone;
-  {
-    MutexLock lock(&mu_);
-    std::size_t kept = 0;
-    for (FilePtr& file : retired_) {
-      if (!IsGone(file)) {
-        retired_[kept++] = std::move(file);
-        continue;
-      }
-      if (file->slot != kMaxFileSlots) {
-        slots_[file->slot].reset();
-        free_slots_.push_back(file->slot);
-        file->slot = kMaxFileSlots;
-      }
-      gone.push_back(std::move(file));
-    }
-    retired_.resize(kept);
-  }
-  Status first;
-  for (FilePtr& file : gone) {
-    SyncPoint::Hit("store.drop.before_remove");
-    file->file.reset();
-    const Status status = fs_->Remove(file->path);
-    if (!status.ok() && status.code() != StatusCode::kNotFound) {
-      if (first.ok()) first = status;
-      MutexLock lock(&mu_);
-      retired_.push_back(file);  // Still on the disk and in the quota.
-      continue;
-    }
-    GiveSpace(file->info.bytes);
-  }
-  return first;
-}
-
-void StoreImpl::Abandon(const std::vector<FilePtr>& files) {
-  for (const FilePtr& file : files) {
-    file->file.reset();
-    const Status status = fs_->Remove(file->path);
-    if (!status.ok() && status.code() != StatusCode::kNotFound) {
-      // It stays in the quota and is removed by the next open.
-      continue;
-    }
-    GiveSpace(file->info.bytes);
-  }
 }
 
 Result<FilePtr> StoreImpl::OpenFile(const Manifest::File& named) {
@@ -474,6 +368,7 @@ StoreStats& StoreStats::operator+=(const StoreStats& other) {
   live_bytes += other.live_bytes;
   disk_bytes += other.disk_bytes;
   checkpoint_only_bytes += other.checkpoint_only_bytes;
+  spare_bytes += other.spare_bytes;
   index_bytes += other.index_bytes;
   files += other.files;
   stale_bytes += other.stale_bytes;
@@ -510,6 +405,7 @@ StoreStats StoreImpl::stats() const {
   for (const FilePtr& file : retired_) {
     if (file->named_by > 0) stats.checkpoint_only_bytes += file->info.bytes;
   }
+  for (const Spare& spare : spares_) stats.spare_bytes += spare.bytes;
   return stats;
 }
 

@@ -135,6 +135,7 @@ TEST(StoreQuota, SpaceBoundOverManyUpdates) {
   MemoryFileSystem fs;
   StoreOptions options = StoreHarness::TinyOptions();
   options.row_bytes = 100;
+  options.spare_files = 0;
   options.file_bytes = 64 << 10;
   options.io_buffer_bytes = 1 << 20;
   StoreHarness harness(&fs, 1 << 30, options);

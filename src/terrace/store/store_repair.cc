@@ -149,16 +149,20 @@ class FileRewriter {
  public:
   FileRewriter(FileSystem* fs, const ScrubOptions& options, std::uint64_t first_id,
                ScrubBuffers* buffers)
-      : fs_(fs), options_(options), next_id_(first_id), buffers_(buffers) {}
+      : fs_(fs),
+        options_(options),
+        next_id_(first_id),
+        ring_(buffers->records(), kBlockBytes, /*queue=*/nullptr) {}
 
   Status Add(Key key, std::uint64_t version, std::span<const std::byte> payload) {
     if (writer_ != nullptr && writer_->rows() == kMaxRowsPerFile) TERRACE_RETURN_IF_ERROR(End());
     if (writer_ == nullptr) {
       const std::string path = JoinPath(options_.directory, ParameterFileName(next_id_));
       TERRACE_ASSIGN_OR_RETURN(
-          writer_,
-          ParameterFileWriter::Create(fs_, path, options_.layout, next_id_++, options_.direct_io,
-                                      buffers_->records(), &keys_, nullptr));
+          std::unique_ptr<File> file,
+          fs_->Open(path, options_.direct_io ? OpenMode::kCreateDirect : OpenMode::kCreate));
+      writer_ = std::make_unique<ParameterFileWriter>(std::move(file), options_.layout, next_id_++,
+                                                      &keys_, &ring_);
     }
     return writer_->Add(key, version, payload);
   }
@@ -166,6 +170,7 @@ class FileRewriter {
   Status End() {
     if (writer_ == nullptr) return OkStatus();
     TERRACE_ASSIGN_OR_RETURN(const ParameterFileInfo info, writer_->Finish());
+    TERRACE_RETURN_IF_ERROR(ring_.Await());
     TERRACE_RETURN_IF_ERROR(writer_->TakeFile()->Sync());
     writer_.reset();
     files_.push_back({info.id, info.bytes, info.rows, info.footer_checksum});
@@ -178,7 +183,7 @@ class FileRewriter {
   FileSystem* const fs_;
   const ScrubOptions& options_;
   std::uint64_t next_id_;
-  ScrubBuffers* const buffers_;
+  WriteRing ring_;
   std::vector<KeyEntry> keys_;
   std::unique_ptr<ParameterFileWriter> writer_;
   std::vector<Manifest::File> files_;

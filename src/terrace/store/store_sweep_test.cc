@@ -61,6 +61,7 @@ class SweepTest : public testing::Test {
     options_.directory = "/rows";
     options_.row_bytes = kRowBytes;
     options_.background_compaction = false;
+    options_.spare_files = 0;
     options_.expiry = &expiry_;
   }
   ~SweepTest() override {

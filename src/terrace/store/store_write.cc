@@ -340,6 +340,7 @@ Status StoreImpl::WriteFiles(std::span<const SortedKey> order,
                              std::span<const std::byte* const> rows, std::uint64_t version,
                              std::vector<FilePtr>* files) {
   const std::uint64_t file_count = (order.size() + rows_per_file_ - 1) / rows_per_file_;
+  WriteRing ring(write_buffer_.span(), kBlockBytes, write_queue_.get());
   for (std::uint64_t f = 0; f < file_count; ++f) {
     std::uint64_t id;
     {
@@ -353,10 +354,8 @@ Status StoreImpl::WriteFiles(std::span<const SortedKey> order,
     planned.id = id;
     planned.bytes = layout_.FileBytes(end - begin);
     files->push_back(NewFile(nullptr, planned));
-    TERRACE_ASSIGN_OR_RETURN(
-        auto writer,
-        ParameterFileWriter::Create(fs_, PathOf(id), layout_, id, options_.direct_io,
-                                    write_buffer_.span(), &write_keys_, write_queue_.get()));
+    TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, OpenNew(id, planned.bytes));
+    ParameterFileWriter writer(std::move(file), layout_, id, &write_keys_, &ring);
     for (std::size_t i = begin; i < end; ++i) {
       if (!rows.empty() && i + 2 * kPrefetchRows < end) {
         __builtin_prefetch(&rows[order[i + 2 * kPrefetchRows].index]);
@@ -370,13 +369,13 @@ Status StoreImpl::WriteFiles(std::span<const SortedKey> order,
       const std::span<const std::byte> payload =
           rows.empty() ? std::span<const std::byte>()
                        : std::span<const std::byte>(rows[index], layout_.row_bytes);
-      TERRACE_RETURN_IF_ERROR(writer->Add(UnmixKey(order[i].hash), version, payload));
+      TERRACE_RETURN_IF_ERROR(writer.Add(UnmixKey(order[i].hash), version, payload));
     }
-    TERRACE_ASSIGN_OR_RETURN(const ParameterFileInfo info, writer->Finish());
+    TERRACE_ASSIGN_OR_RETURN(const ParameterFileInfo info, writer.Finish());
     TERRACE_CHECK(info.bytes == planned.bytes);
-    files->back() = NewFile(writer->TakeFile(), info);
+    files->back() = NewFile(writer.TakeFile(), info);
   }
-  return OkStatus();
+  return ring.Await();
 }
 
 Status StoreImpl::ReserveIndex(std::span<StagedFiles* const> staged) {

@@ -297,6 +297,10 @@ std::vector<std::string> RunStores::DescribeIndexes() const {
   return lines;
 }
 
+void RunStores::Finish() {
+  for (const Entry& entry : stores_) entry.store->Finish();
+}
+
 Status RunStores::background_status() const {
   for (const Entry& entry : stores_) TERRACE_RETURN_IF_ERROR(entry.store->background_status());
   return OkStatus();

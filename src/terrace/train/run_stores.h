@@ -59,6 +59,8 @@ class RunStores {
   std::uint64_t MostWriteBytes(std::size_t table, std::uint64_t rows, std::uint64_t writes) const;
   const std::vector<Disk>& disks() const { return disks_; }
   std::uint64_t most_bytes() const { return most_bytes_; }  // See StoreOptions::most_run_bytes.
+  // See Store::Finish.
+  void Finish();
   Status background_status() const;
   // What leads to the rows of each table, a line a table, for the start of a run.
   std::vector<std::string> DescribeIndexes() const;

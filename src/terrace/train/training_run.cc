@@ -288,6 +288,7 @@ Result<TrainOutcome> TrainingRun::Run() {
     if (window_.Compute().examples > 0) TERRACE_RETURN_IF_ERROR(WriteInterval());
   }
   TERRACE_RETURN_IF_ERROR(WithWayOn(TakeCheckpoint(!interrupted_).WithContext("final checkpoint")));
+  stores_->Finish();
   TrainOutcome outcome;
   outcome.interrupted = interrupted_;
   TERRACE_ASSIGN_OR_RETURN(outcome.summary, Summarize(!interrupted_));

@@ -43,6 +43,7 @@ class FakeStore final : public Store {
     return rows * (row_bytes_ + 64) + writes * 16384;
   }
   std::uint64_t LeastFileRows() const override { return 1; }
+  void Finish() override {}
   Status background_status() const override { return OkStatus(); }
 
   // The n-th Read, Write or Stage from now (0: the next) fails with kIo, and changes nothing;

@@ -145,7 +145,7 @@ class MemoryFile final : public File {
              std::uint64_t generation)
       : fs_(fs),
         path_(std::move(path)),
-        aligned_(mode == OpenMode::kReadDirect || mode == OpenMode::kCreateDirect),
+        aligned_(IsDirect(mode)),
         append_(mode == OpenMode::kAppend),
         read_only_(mode == OpenMode::kRead || mode == OpenMode::kReadDirect),
         generation_(generation),

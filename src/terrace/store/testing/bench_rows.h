@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -42,18 +41,23 @@ class BenchRows {
     Shuffle();
   }
 
-  // Chooses n distinct keys by Zipf's law of exponent 1, in random order. REQUIRES: n a good deal
-  // less than keys.
+  // Chooses n distinct keys by Zipf's law of exponent 1, hot ones first. Memory: a bit for each key
+  // of the store. REQUIRES: n a good deal less than keys.
   void ChooseZipf(std::uint64_t n) {
     Resize(n);
-    std::unordered_set<std::uint64_t> ranks;
-    while (ranks.size() < n) {
+    chosen_.resize(key_count_);
+    ranks_.clear();
+    while (ranks_.size() < n) {
       // Log-uniform: rank r comes as often as 1 / r says.
-      const double rank = std::pow(static_cast<double>(key_count_), rng_.Unit()) - 1;
-      if (!ranks.insert(static_cast<std::uint64_t>(rank)).second) continue;
-      keys_[ranks.size() - 1] = KeyAt(static_cast<std::uint64_t>(rank));
+      const double one_and_rank =
+          std::exp2(std::log2(static_cast<double>(key_count_)) * rng_.Unit());
+      const std::uint64_t rank = std::min(static_cast<std::uint64_t>(one_and_rank), key_count_) - 1;
+      if (chosen_[rank]) continue;
+      chosen_[rank] = true;
+      keys_[ranks_.size()] = KeyAt(rank);
+      ranks_.push_back(rank);
     }
-    Shuffle();
+    for (const std::uint64_t rank : ranks_) chosen_[rank] = false;
   }
 
   // Makes the chosen keys' rows, as written for the generation-th time.
@@ -107,6 +111,8 @@ class BenchRows {
   const std::size_t row_bytes_;
   Rng rng_;
   std::vector<Key> keys_;
+  std::vector<bool> chosen_;  // (keys of the store) While some are chosen.
+  std::vector<std::uint64_t> ranks_;
   HugeBuffer bytes_;
   std::vector<std::uint8_t> found_;
 };
