@@ -181,7 +181,10 @@ def test_whole_files_by_group(terrace, workspace, logs):
     # The quota is what it waits for.
     {"ssd.compaction": "model_size", "ssd.quota": "220MiB", "ssd.over_provisioning": 0,
      "checkpoint.every_batches": 0},
-], ids=lambda compaction: compaction["ssd.compaction"])
+    # Rows and the last checkpoint fit in; what is stale beside them has to go in time.
+    {"ssd.compaction": "model_size", "ssd.quota": "185MiB", "ssd.over_provisioning": 0.15,
+     "checkpoint.every_batches": 0},
+], ids=["gain", "stale_share", "model_size", "tight_quota"])
 def test_compaction_changes_nothing(terrace, workspace, job_of, reference, compaction):
     """Small files and a low stale share: rows move through compaction many times."""
     run = harness.Run(terrace, workspace, job_of(".tsv"),

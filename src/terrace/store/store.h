@@ -49,6 +49,8 @@ class DiskQuota {
   // kIo says what was asked, used and allowed, and names ssd.quota. `keep_free`: bytes that must
   // stay free after it (the last checkpoint and one compaction output).
   Status Reserve(std::uint64_t bytes, std::uint64_t keep_free) TERRACE_EXCLUDES(mu_);
+  // Whether so many bytes are free, after reclaimers gave what they can if need be.
+  bool HasFree(std::uint64_t bytes) { return Reserve(0, bytes).ok(); }
   void Release(std::uint64_t bytes);
   std::uint64_t used() const {
     return used_.load(std::memory_order_relaxed);
@@ -172,7 +174,7 @@ struct StoreStats {
   std::uint64_t spare_bytes = 0;                // Files that the next ones overwrite.
   std::uint64_t index_bytes = 0;                // Memory of the index.
   std::uint64_t files = 0;
-  double compaction_wait_seconds = 0;  // Of writes, for compaction to catch up.
+  double compaction_wait_seconds = 0;  // For compaction to catch up or to make room.
   std::uint64_t stale_bytes = 0;       // Of the store's files: records that are not the newest.
 
   StoreStats& operator+=(const StoreStats& other);  // For several stores.
@@ -271,6 +273,11 @@ class Store {
   // Bytes of the quota that Write leaves free from now on, for the last checkpoint and one
   // compaction output; 0 while that checkpoint is being written. Thread-safe.
   virtual void SetKeepFree(std::uint64_t bytes) = 0;
+
+  // Compacts what gives its space back at once, until the quota has so many bytes free or nothing
+  // is left to compact. Blocks: on compaction. Thread-safe. Errors: of compaction, as
+  // background_status().
+  virtual Status MakeRoom(std::uint64_t bytes) = 0;
 
   // Sweeps keep the keys of `holder` from now on; null: nobody holds any. Blocks: while a sweep
   // asks the last one.

@@ -198,24 +198,38 @@ void StoreImpl::CompactLoop() {
 
 Status StoreImpl::CompactNow() {
   TERRACE_RETURN_IF_ERROR(CheckWritable());
-  return CompactAll(/*freeing_only=*/false);
+  return CompactAll();
 }
 
-Status StoreImpl::CompactAll(bool freeing_only) {
+Status StoreImpl::CompactAll() {
   const CompactionPace::Hold hurry(&pace_, CompactionPace::kHurry);
   MutexLock compact(&compact_mu_);
-  // For space at once a sweep takes too long.
-  for (bool swept = !freeing_only; swept;) TERRACE_RETURN_IF_ERROR(SweepNext(&swept));
+  for (bool swept = true; swept;) TERRACE_RETURN_IF_ERROR(SweepNext(&swept));
   TERRACE_RETURN_IF_ERROR(RemoveGone());
-  bool compacted = true;
-  while (compacted) {
-    compacted = false;
-    TERRACE_RETURN_IF_ERROR(CompactRound(freeing_only, &compacted));
+  for (bool compacted = true; compacted;) {
+    TERRACE_RETURN_IF_ERROR(CompactRound(/*freeing_only=*/false, &compacted));
   }
   return OkStatus();
 }
 
+Status StoreImpl::CompactUntil(const std::function<bool()>& enough) {
+  ScopedTimer timer(clock_, &compaction_wait_nanos_);
+  const CompactionPace::Hold hurry(&pace_, CompactionPace::kHurry);
+  MutexLock compact(&compact_mu_);
+  // No sweep: it takes too long.
+  TERRACE_RETURN_IF_ERROR(RemoveGone());
+  for (bool compacted = true; compacted && !enough();) {
+    TERRACE_RETURN_IF_ERROR(CompactRound(/*freeing_only=*/true, &compacted));
+  }
+  return OkStatus();
+}
+
+Status StoreImpl::MakeRoom(std::uint64_t bytes) {
+  return CompactUntil([&] { return quota_->HasFree(bytes); });
+}
+
 Status StoreImpl::CompactRound(bool freeing_only, bool* compacted) {
+  *compacted = false;
   ScopedTimer timer(clock_, &compaction_nanos_);
   Compaction round;
   {

@@ -89,6 +89,7 @@ class StoreImpl final : public Store {
   void SetKeepFree(std::uint64_t bytes) override {
     keep_free_.store(bytes, std::memory_order_relaxed);  // A number; orders nothing.
   }
+  Status MakeRoom(std::uint64_t bytes) override;
   void SetHolder(RowHolder* holder) override;
   void WantSweep() override;
   StoreStats stats() const override;
@@ -263,7 +264,9 @@ class StoreImpl final : public Store {
   // `freeing_only`: only files whose removal gives their space back at once.
   Status CompactRound(bool freeing_only, bool* compacted) TERRACE_REQUIRES(compact_mu_)
       TERRACE_EXCLUDES(mu_);
-  Status CompactAll(bool freeing_only) TERRACE_EXCLUDES(mu_, compact_mu_);
+  Status CompactAll() TERRACE_EXCLUDES(mu_, compact_mu_);
+  // Files whose removal gives their space back at once, until that is enough or none is due.
+  Status CompactUntil(const std::function<bool()>& enough) TERRACE_EXCLUDES(mu_, compact_mu_);
   // The files that are to be compacted, in this order; none: none is due.
   std::vector<FilePtr> DueFiles(bool freeing_only) const TERRACE_REQUIRES(mu_);
   void PickInputs(bool freeing_only, Compaction* round) TERRACE_REQUIRES(mu_);

@@ -112,6 +112,40 @@ TEST(StoreQuota, KeepFreeIsForTheLastCheckpoint) {
   TERRACE_ASSERT_OK(harness.CheckAll());
 }
 
+TEST(StoreQuota, MakeRoomCompactsNoMoreThanIsAskedFor) {
+  MemoryFileSystem fs;
+  StoreOptions options = OneFileOptions();
+  options.background_compaction = true;
+  options.compaction = CompactionPolicy::kModelSize;
+  options.most_run_bytes = 1 << 20;  // By itself it would compact nothing.
+  StoreHarness harness(&fs, 1 << 20, options);
+  DiskQuota* const quota = harness.quota();
+  TERRACE_ASSERT_OK(harness.Create());
+  // Files that are half stale, but for the first ones, which a checkpoint keeps.
+  for (std::uint64_t i = 0; i < 6; ++i) {
+    TERRACE_ASSERT_OK(harness.Write(Range(i * 100, i * 100 + 200)));
+  }
+  TERRACE_ASSERT_OK(harness.Commit());
+  for (std::uint64_t i = 6; i < 12; ++i) {
+    TERRACE_ASSERT_OK(harness.Write(Range(i * 100, i * 100 + 200)));
+  }
+  const std::uint64_t free = quota->limit() - quota->used();
+  TERRACE_ASSERT_OK(harness.store()->MakeRoom(free));
+  EXPECT_EQ(harness.store()->stats().compactions, 0u);
+  EXPECT_FALSE(quota->HasFree(free + 1));
+  TERRACE_ASSERT_OK(harness.store()->MakeRoom(free + 1));
+  EXPECT_TRUE(quota->HasFree(free + 1));
+  TERRACE_ASSERT_OK(harness.CheckAll());
+  // All that there is: what the checkpoint names stays.
+  const std::uint64_t compactions = harness.store()->stats().compactions;
+  TERRACE_ASSERT_OK(harness.store()->MakeRoom(quota->limit()));
+  EXPECT_FALSE(quota->HasFree(quota->limit()));
+  EXPECT_GE(harness.store()->stats().compactions, compactions);
+  TERRACE_ASSERT_OK(harness.CheckAll());
+  TERRACE_ASSERT_OK(harness.Reopen(1));
+  TERRACE_ASSERT_OK(harness.CheckAll());
+}
+
 TEST(StoreQuota, ReopenCountsWhatIsThere) {
   MemoryFileSystem fs;
   StoreHarness harness(&fs, 1 << 20, OneFileOptions());

@@ -138,7 +138,7 @@ Result<std::unique_ptr<StoreImpl::StagedFiles>> StoreImpl::StageRecords(
     std::span<const std::uint8_t> stored) {
   TERRACE_RETURN_IF_ERROR(CheckWritable());
   // Before the write, because a failure afterwards could no longer say that nothing changed.
-  if (!options_.background_compaction) TERRACE_RETURN_IF_ERROR(CompactAll(false));
+  if (!options_.background_compaction) TERRACE_RETURN_IF_ERROR(CompactAll());
   TERRACE_RETURN_IF_ERROR(RemoveGone());
   if (options_.background_compaction) AwaitCompaction(keys.size());
   WriteTimer timer(this);
@@ -248,13 +248,13 @@ Status StoreImpl::ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files)
   if (status.ok()) return status;
   // First what frees space at once; then old checkpoints, after each of which files are removed
   // that only it named.
-  while (true) {
-    TERRACE_RETURN_IF_ERROR(CompactAll(/*freeing_only=*/true));
-    TERRACE_RETURN_IF_ERROR(RemoveGone());
-    status = reserve();
-    if (status.ok() || !options_.on_pressure || !options_.on_pressure()) break;
-  }
-  if (status.ok()) return status;
+  do {
+    TERRACE_RETURN_IF_ERROR(CompactUntil([&] {
+      status = reserve();
+      return status.ok();
+    }));
+    if (status.ok()) return status;
+  } while (options_.on_pressure && options_.on_pressure());
   return status.WithContext(
       fmt::format("writing {} to {}, after compaction", FormatBytes(bytes), options_.directory));
 }

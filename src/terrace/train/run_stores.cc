@@ -232,6 +232,11 @@ void RunStores::SetKeepFree(std::uint64_t bytes) {
   for (Entry& entry : stores_) entry.store->SetKeepFree(bytes);
 }
 
+Status RunStores::MakeRoom(std::uint64_t bytes) {
+  for (Entry& entry : stores_) TERRACE_RETURN_IF_ERROR(entry.store->MakeRoom(bytes));
+  return OkStatus();
+}
+
 void RunStores::WantSweep(std::size_t table) {
   for (Entry& entry : stores_) {
     if (entry.table == table) entry.store->WantSweep();

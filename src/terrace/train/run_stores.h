@@ -52,6 +52,7 @@ class RunStores {
   Result<std::vector<Checkpoint::StoreManifest>> Commit(std::uint64_t id);
   Status Drop(std::uint64_t id);
   void SetKeepFree(std::uint64_t bytes);
+  Status MakeRoom(std::uint64_t bytes);
   void WantSweep(std::size_t table);
   StoreStats stats() const;  // Sums.
   std::uint64_t index_bytes() const;

@@ -86,7 +86,7 @@ struct IntervalRecord {
     } cache;
     struct Ssd {
       double read_seconds = 0, write_seconds = 0, compaction_seconds = 0;
-      double compaction_wait_seconds = 0;  // Of writes.
+      double compaction_wait_seconds = 0;  // Of writes and training.
       std::uint64_t read_bytes = 0, write_bytes = 0, read_requests = 0, rows_read = 0,
                     rows_written = 0, rows_compacted = 0;
       std::uint64_t mistaken_reads = 0;  // Of records that the index took for an absent key's.

@@ -114,7 +114,7 @@ Status TrainingRun::CheckStop() {
     interrupted_ = true;
     return AbortedError("interrupted by a signal");
   }
-  ReserveForLastCheckpoint();
+  TERRACE_RETURN_IF_ERROR(ReserveForLastCheckpoint());
   MutexLock lock(&stop_mu_);
   return stop_after_checkpoint_;
 }
@@ -142,23 +142,26 @@ std::uint64_t TrainingRun::FilterFilesBytes() const {
   return bytes;
 }
 
-void TrainingRun::ReserveForLastCheckpoint() {
+Status TrainingRun::ReserveForLastCheckpoint() {
   // A mini-batch changes little: the sums are made anew every few of them.
-  if (steps_ % 16 != 0) return;
+  if (steps_ % 16 != 0) return OkStatus();
   const std::uint64_t needed = CheckpointBytes() + job_.ssd.file_bytes;
   stores_->SetKeepFree(needed);
-  while (quota_->used() + needed > quota_->limit()) {
-    if (DropOldest()) continue;
-    MutexLock lock(&stop_mu_);
-    if (stop_after_checkpoint_.ok()) {
-      stop_after_checkpoint_ = IoError(fmt::format(
-          "ssd.quota of {} is nearly used up: {} are in use, and a checkpoint of what memory holds "
-          "needs up to {} more. "
-          "The run has stopped after that checkpoint: go on with --resume and a larger ssd.quota",
-          FormatBytes(quota_->limit()), FormatBytes(quota_->used()), FormatBytes(needed)));
-    }
-    return;
+  if (quota_->HasFree(needed)) return OkStatus();
+  // In the order of a write under pressure: what compaction frees, then old checkpoints.
+  do {
+    TERRACE_RETURN_IF_ERROR(stores_->MakeRoom(needed));
+    if (quota_->HasFree(needed)) return OkStatus();
+  } while (DropOldest());
+  MutexLock lock(&stop_mu_);
+  if (stop_after_checkpoint_.ok()) {
+    stop_after_checkpoint_ = IoError(fmt::format(
+        "ssd.quota of {} is nearly used up: {} are in use, and a checkpoint of what memory holds "
+        "needs up to {} more. "
+        "The run has stopped after that checkpoint: go on with --resume and a larger ssd.quota",
+        FormatBytes(quota_->limit()), FormatBytes(quota_->used()), FormatBytes(needed)));
   }
+  return OkStatus();
 }
 
 Result<bool> TrainingRun::BeforePull() {

@@ -92,9 +92,9 @@ class TrainingRun {
   Status WriteFilters(Checkpoint* checkpoint);
   // Of one that admits keys too soon, once.
   void WarnOfFullFilter(const std::string& table, const AdmissionFilter& filter);
-  // Keeps that much of the quota free; drops old checkpoints for it, and asks for a stop when there
-  // is no more to drop.
-  void ReserveForLastCheckpoint() TERRACE_EXCLUDES(checkpoints_mu_);
+  // Keeps that much of the quota free: waits for compaction, then drops old checkpoints for it, and
+  // asks for a stop when there is no more to drop.
+  Status ReserveForLastCheckpoint() TERRACE_EXCLUDES(checkpoints_mu_);
   Status AfterFailure(const Status& failure);
   // Of a disk that fails or is full: adds what the run still has and how it goes on.
   Status WithWayOn(const Status& failure) const;
