@@ -8,37 +8,19 @@
 #include "terrace/base/check.h"
 #include "terrace/base/memory.h"
 #include "terrace/model/gemm.h"
+#include "terrace/model/lanes.h"
 
 namespace terrace {
 namespace {
 
 // A tile of C is kTileLines lines of two registers; with the two of B and one of A it fills the
 // register file of the instruction set.
-#if defined(__AVX512F__)
-constexpr std::size_t kLanes = 16;
-constexpr std::size_t kTileLines = 12;
-#elif defined(__AVX__)
-constexpr std::size_t kLanes = 8;
-constexpr std::size_t kTileLines = 6;
-#else
-constexpr std::size_t kLanes = 4;
-constexpr std::size_t kTileLines = 6;
-#endif
+constexpr std::size_t kTileLines = kLanes == 16 ? 12 : 6;
 constexpr std::size_t kTileWidth = 2 * kLanes;
 // Depth of a pass: kTileWidth columns of B of this depth stay in the L1 cache (32 KiB).
 constexpr std::size_t kDepth = 256;
 // Lines of C in a block: their columns of A, of the same depth, stay in the L2 cache (480 KiB).
 constexpr std::size_t kBlockLines = 40 * kTileLines;
-
-using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
-
-// Of any alignment.
-inline Lanes Load(const float* from) {
-  Lanes lanes;
-  std::memcpy(&lanes, from, sizeof lanes);
-  return lanes;
-}
-inline void Store(const Lanes& lanes, float* to) { std::memcpy(to, &lanes, sizeof lanes); }
 
 // tile = A (depth, kTileLines), lines `a_stride` apart, transposed times B panel (depth,
 // kTileWidth).

@@ -155,6 +155,9 @@ class SubgraphContext {
   Matrix value(ValueId id) const;
   // Without data where none is needed.
   Matrix gradient(ValueId id) const;
+  // From now on the caller makes the operator's product, or no longer (OperatorContext).
+  // REQUIRES: it is a member and takes_product().
+  void set_product_given(OperatorId id, bool given);
   float* parameter_gradient() const { return parameter_gradient_; }
   // What the operator saved in Forward. REQUIRES: it is a member.
   Matrix saved(OperatorId id) const;

@@ -17,24 +17,37 @@ constexpr std::size_t kBlockFloats = 2048;  // 8 KiB of each buffer: a block sta
 
 class GraphContext : public NetworkContext {
  public:
-  GraphContext(std::unique_ptr<SubgraphContext> subgraph, NetworkInput input, const float* logit,
-               const float* probability, const float* loss, float* loss_gradient,
-               Matrix block_gradient, const float* wide_gradient)
+  GraphContext(std::unique_ptr<SubgraphContext> subgraph, OperatorId first_layer,
+               NetworkInput input, const float* logit, const float* probability, const float* loss,
+               float* loss_gradient, Matrix block_gradient, const float* wide_gradient,
+               const float* product_gradient)
       : subgraph_(std::move(subgraph)),
+        first_layer_(first_layer),
         input_(input),
         logit_(logit),
         probability_(probability),
         loss_(loss),
         loss_gradient_(loss_gradient),
         block_gradient_(block_gradient),
-        wide_gradient_(wide_gradient) {}
+        wide_gradient_(wide_gradient),
+        product_gradient_(product_gradient) {}
 
   NetworkInput input() override { return input_; }
+  void set_input_form(InputForm form) override {
+    input_form_ = form;
+    if (first_layer_ == kNoOperator) {
+      TERRACE_CHECK(form == InputForm::kBlock);
+    } else {
+      subgraph_->set_product_given(first_layer_, form == InputForm::kProduct);
+    }
+  }
+  InputForm input_form() const { return input_form_; }
   const float* probability() const override { return probability_; }
   const float* logit() const override { return logit_; }
   const float* block_gradient() const override { return block_gradient_.data; }
   std::size_t block_gradient_stride() const override { return block_gradient_.stride; }
   const float* wide_gradient() const override { return wide_gradient_; }
+  const float* product_gradient() const override { return product_gradient_; }
 
   SubgraphContext* subgraph() const { return subgraph_.get(); }
   const float* loss() const { return loss_; }
@@ -42,6 +55,7 @@ class GraphContext : public NetworkContext {
 
  private:
   const std::unique_ptr<SubgraphContext> subgraph_;
+  const OperatorId first_layer_;
   const NetworkInput input_;
   const float* const logit_;
   const float* const probability_;
@@ -49,6 +63,8 @@ class GraphContext : public NetworkContext {
   float* const loss_gradient_;
   const Matrix block_gradient_;
   const float* const wide_gradient_;
+  const float* const product_gradient_;
+  InputForm input_form_ = InputForm::kBlock;
 };
 
 std::pair<std::size_t, std::size_t> PartOfBlocks(std::size_t blocks, int part, int parts) {
@@ -101,6 +117,7 @@ Result<std::unique_ptr<Network>> GraphNetwork::Create(std::unique_ptr<Graph> gra
   TERRACE_ASSIGN_OR_RETURN(network->weight_, built.Find("weight"));
   TERRACE_ASSIGN_OR_RETURN(network->loss_, built.Find("loss"));
   network->logit_ = built.nodes()[built.values()[network->loss_].producer].inputs[0];
+  network->FindFirstLayer();
   const auto buffers = 2 + static_cast<std::uint64_t>(network->optimizer_.moments());
   const std::uint64_t floats = AlignToBlock(network->parameter_floats());
   TERRACE_ASSIGN_OR_RETURN(network->memory_,
@@ -114,6 +131,44 @@ Result<std::unique_ptr<Network>> GraphNetwork::Create(std::unique_ptr<Graph> gra
     }
   }
   return std::unique_ptr<Network>(std::move(network));
+}
+
+void GraphNetwork::FindFirstLayer() {
+  // Whatever else takes a part of the block needs it as a block.
+  const std::vector<GraphValue>& values = graph_->values();
+  const auto of_block = [&](ValueId id) {
+    if (id == block_) return true;
+    const std::vector<ValueId>& parts = values[block_].parts;
+    const bool columns = values[id].kind == GraphValue::Kind::kColumns;
+    return std::find(parts.begin(), parts.end(), columns ? values[id].parts[0] : id) !=
+               parts.end() ||
+           (columns && values[id].parts[0] == block_);
+  };
+  OperatorId taker = kNoOperator;
+  for (OperatorId op = 0; op < graph_->nodes().size(); ++op) {
+    const std::vector<ValueId>& inputs = graph_->nodes()[op].inputs;
+    if (std::none_of(inputs.begin(), inputs.end(), of_block)) continue;
+    if (taker != kNoOperator || inputs.size() != 1 || inputs[0] != block_) return;
+    taker = op;
+  }
+  if (taker == kNoOperator || !graph_->nodes()[taker].op->takes_product()) return;
+  const std::string& name = graph_->nodes()[taker].parameters[0].name;
+  for (OperatorId op = 0; op < graph_->nodes().size(); ++op) {
+    for (const ParameterSpec& parameter : graph_->nodes()[op].parameters) {
+      if (op != taker && parameter.name == name) return;  // Its gradient is not ours alone.
+    }
+  }
+  for (const ParameterInfo& parameter : parameters()) {
+    if (parameter.name == name) first_weight_ = parameter;
+  }
+  first_layer_ = taker;
+}
+
+FirstLayer GraphNetwork::first_layer() {
+  if (first_layer_ == kNoOperator) return {};
+  const GraphNode& node = graph_->nodes()[first_layer_];
+  return {static_cast<std::uint32_t>(graph_->values()[node.output].width),
+          buffer(0) + first_weight_.offset, buffer(1) + first_weight_.offset};
 }
 
 std::size_t GraphNetwork::blocks() const { return AlignToBlock(parameter_floats()) / kBlockFloats; }
@@ -139,14 +194,22 @@ Result<std::unique_ptr<NetworkContext>> GraphNetwork::NewContext(std::uint32_t m
   input.weight = context->value(weight_).data;
   const float* wide_gradient = inputs_.wide ? context->gradient(wide_).data : nullptr;
   const Matrix block_gradient = context->gradient(block_);
+  const float* product_gradient = nullptr;
+  if (first_layer_ != kNoOperator) {
+    const ValueId output = graph_->nodes()[first_layer_].output;
+    const Matrix product = context->value(output), gradient = context->gradient(output);
+    TERRACE_CHECK(product.stride == product.width && gradient.stride == gradient.width);
+    input.product = product.data;
+    product_gradient = gradient.data;
+  }
   const OperatorId loss_operator = graph_->values()[loss_].producer;
   const float* logit = context->value(logit_).data;
   const float* probability = context->saved(loss_operator).data;
   const float* loss = context->value(loss_).data;
   float* loss_gradient = context->gradient(loss_).data;
-  return std::unique_ptr<NetworkContext>(
-      std::make_unique<GraphContext>(std::move(context), input, logit, probability, loss,
-                                     loss_gradient, block_gradient, wide_gradient));
+  return std::unique_ptr<NetworkContext>(std::make_unique<GraphContext>(
+      std::move(context), first_layer_, input, logit, probability, loss, loss_gradient,
+      block_gradient, wide_gradient, product_gradient));
 }
 
 Result<double> GraphNetwork::Forward(NetworkContext* context, std::uint32_t examples) {
@@ -165,21 +228,34 @@ Status GraphNetwork::Backward(NetworkContext* context, std::uint32_t examples, f
 }
 
 void GraphNetwork::ReduceGradients(std::span<NetworkContext* const> contexts, int part, int parts) {
+  std::size_t given_begin = 0, given_end = 0;  // What the caller has written.
+  if (static_cast<const GraphContext*>(contexts[0])->input_form() == InputForm::kProduct) {
+    given_begin = first_weight_.offset;
+    given_end = given_begin + first_weight_.size;
+  }
   const auto [first, last] = PartOfBlocks(blocks(), part, parts);
   for (std::size_t block = first; block < last; ++block) {
     const std::size_t begin = block * kBlockFloats;
     const std::size_t count = std::min(kBlockFloats, parameter_floats() - begin);
-    float* __restrict sum = buffer(1) + begin;
-    for (std::size_t c = 0; c < contexts.size(); ++c) {
-      const float* gradient =
-          static_cast<GraphContext*>(contexts[c])->subgraph()->parameter_gradient() + begin;
-      if (c == 0) {
-        std::memcpy(sum, gradient, count * sizeof(float));
-      } else {
-        for (std::size_t i = 0; i < count; ++i) sum[i] += gradient[i];
-      }
+    const std::size_t end = begin + count;
+    SumGradients(contexts, begin, std::min(end, std::max(begin, given_begin)));
+    SumGradients(contexts, std::max(begin, std::min(end, given_end)), end);
+    block_square_sums_[block] = SquareSum(count, buffer(1) + begin);
+  }
+}
+
+void GraphNetwork::SumGradients(std::span<NetworkContext* const> contexts, std::size_t begin,
+                                std::size_t end) {
+  if (begin >= end) return;
+  float* __restrict sum = buffer(1) + begin;
+  for (std::size_t c = 0; c < contexts.size(); ++c) {
+    const float* gradient =
+        static_cast<GraphContext*>(contexts[c])->subgraph()->parameter_gradient() + begin;
+    if (c == 0) {
+      std::memcpy(sum, gradient, (end - begin) * sizeof(float));
+    } else {
+      for (std::size_t i = 0; i < end - begin; ++i) sum[i] += gradient[i];
     }
-    block_square_sums_[block] = SquareSum(count, sum);
   }
 }
 

@@ -26,6 +26,7 @@ class GraphNetwork : public Network {
   const NetworkInputSpec& input_spec() const override { return inputs_; }
   std::uint32_t NextBlock(std::uint32_t left) const override;
   Result<std::unique_ptr<NetworkContext>> NewContext(std::uint32_t max_examples) override;
+  FirstLayer first_layer() override;
   Result<double> Forward(NetworkContext* context, std::uint32_t examples) override;
   Status Backward(NetworkContext* context, std::uint32_t examples, float loss_scale,
                   bool add) override;
@@ -49,6 +50,9 @@ class GraphNetwork : public Network {
   // on the split.
   std::size_t blocks() const;
   float* buffer(std::size_t index) const;  // Values, gradients, moments.
+  void FindFirstLayer();
+  // Of the contexts' gradients, floats [begin, end) of the flat buffer.
+  void SumGradients(std::span<NetworkContext* const> contexts, std::size_t begin, std::size_t end);
 
   const std::unique_ptr<Graph> graph_;
   const Subgraph subgraph_;
@@ -56,6 +60,8 @@ class GraphNetwork : public Network {
   NetworkInputSpec inputs_;
   std::string text_;
   ValueId block_ = 0, wide_ = 0, label_ = 0, weight_ = 0, logit_ = 0, loss_ = 0;
+  OperatorId first_layer_ = kNoOperator;  // The one FirstLayer is about.
+  ParameterInfo first_weight_;            // Its weight.
   HugeBuffer memory_;
   std::vector<double> block_square_sums_;  // (blocks), each written by the thread of its part.
   std::uint64_t steps_ = 0;

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "terrace/base/check.h"
 #include "terrace/base/status.h"
 
 namespace terrace {
@@ -26,20 +27,40 @@ struct NetworkInputSpec {
   std::uint32_t width() const { return embedding_width + dense_width; }
 };
 
+// How a block of examples comes to the network.
+enum class InputForm : std::uint8_t {
+  kBlock,    // As lines of NetworkInput::block.
+  kProduct,  // As what FirstLayer makes of them: the caller multiplies, and differentiates.
+};
+
+// A linear layer that alone takes the block. Its product may be made of a mini-batch's distinct
+// rows instead of its examples (line_products.h).
+struct FirstLayer {
+  std::uint32_t width = 0;        // Floats of its output; 0: there is no such layer.
+  const float* weight = nullptr;  // (NetworkInputSpec::width(), width)
+  // Likewise. With InputForm::kProduct the caller writes it, whole, before ReduceGradients, which
+  // leaves it as it is.
+  float* gradient = nullptr;
+};
+
 // One block of a slice of one mini-batch, owned by the context; the caller fills lines [0,
 // examples).
 struct NetworkInput {
-  float* block = nullptr;   // (max_examples, stride), 64-byte aligned
-  std::size_t stride = 0;   // Floats; >= width()
-  float* wide = nullptr;    // (max_examples), or nullptr
-  float* label = nullptr;   // (max_examples)
-  float* weight = nullptr;  // (max_examples); 1 for unweighted examples
+  float* block = nullptr;    // (max_examples, stride), 64-byte aligned; for InputForm::kBlock
+  std::size_t stride = 0;    // Floats; >= width()
+  float* wide = nullptr;     // (max_examples), or nullptr
+  float* label = nullptr;    // (max_examples)
+  float* weight = nullptr;   // (max_examples); 1 for unweighted examples
+  float* product = nullptr;  // (max_examples, FirstLayer::width), for InputForm::kProduct
 };
 
 class NetworkContext {
  public:
   virtual ~NetworkContext() = default;
   virtual NetworkInput input() = 0;
+  // Of the mini-batches from now on, kBlock until it is called; the same for all contexts of a
+  // mini-batch. REQUIRES: for kProduct a first layer.
+  virtual void set_input_form(InputForm form) { TERRACE_CHECK(form == InputForm::kBlock); }
   // (examples) of the last Forward: the probability of a click, and the logit.
   virtual const float* probability() const = 0;
   virtual const float* logit() const = 0;
@@ -49,6 +70,9 @@ class NetworkContext {
   virtual const float* block_gradient() const = 0;
   virtual std::size_t block_gradient_stride() const = 0;
   virtual const float* wide_gradient() const = 0;
+  // With InputForm::kProduct instead of the block's: that of the product, (examples,
+  // FirstLayer::width).
+  virtual const float* product_gradient() const { return nullptr; }
 };
 
 // Named parameter, a range of the flat buffers.
@@ -82,6 +106,8 @@ class Network {
   // Blocks: no. kOutOfMemory.
   virtual Result<std::unique_ptr<NetworkContext>> NewContext(std::uint32_t max_examples) = 0;
 
+  // The same for the network's life; what it points to changes with the parameters.
+  virtual FirstLayer first_layer() { return {}; }
   // Fills probability() and logit(). Returns the block's sum of weight * log loss, in double,
   // natural logarithm.
   virtual Result<double> Forward(NetworkContext* context, std::uint32_t examples) = 0;

@@ -409,6 +409,59 @@ TEST(Network, RefusesWhatCannotBe) {
   EXPECT_EQ(CreateNetwork(spec, inputs, 1).status().code(), StatusCode::kInvalidArgument);
 }
 
+// Given the product, forward and backward are those of the block; the caller's part of the gradient
+// is applied like the rest.
+TEST(Network, TakesTheProductOfItsFirstLayer) {
+  NetworkSpec spec;
+  spec.hidden = {};
+  const NetworkInputSpec inputs{6, 3, false};
+  EXPECT_EQ(MustCreate(spec, inputs, 3)->first_layer().width, 0u);
+  spec.hidden = {40, 8};
+  spec.optimizer.type = "sgd";
+  constexpr std::uint32_t kExamples = 9;
+  const auto by_block = MustCreate(spec, inputs, 3), by_product = MustCreate(spec, inputs, 3);
+  const auto block = MustContext(by_block.get(), 16), product = MustContext(by_product.get(), 16);
+  const FirstLayer layer = by_product->first_layer();
+  ASSERT_EQ(layer.width, 40u);
+  for (int step = 0; step < 3; ++step) {
+    FillInput(inputs, 5, 0, kExamples, block.get());
+    FillInput(inputs, 5, 0, kExamples, product.get());
+    const NetworkInput input = product->input();
+    const auto x = [&](std::uint32_t e, std::uint32_t k) {
+      return input.block[e * input.stride + k];
+    };
+    product->set_input_form(InputForm::kProduct);
+    for (std::uint32_t e = 0; e < kExamples; ++e) {
+      for (std::uint32_t j = 0; j < layer.width; ++j) {
+        double sum = 0;
+        for (std::uint32_t k = 0; k < inputs.width(); ++k) {
+          sum += static_cast<double>(x(e, k)) * layer.weight[k * layer.width + j];
+        }
+        input.product[e * layer.width + j] = static_cast<float>(sum);
+      }
+    }
+    EXPECT_NEAR(*by_block->Forward(block.get(), kExamples),
+                *by_product->Forward(product.get(), kExamples), 1e-5);
+    ASSERT_TRUE(by_block->Backward(block.get(), kExamples, 0.125f, false).ok());
+    ASSERT_TRUE(by_product->Backward(product.get(), kExamples, 0.125f, false).ok());
+    for (std::uint32_t k = 0; k < inputs.width(); ++k) {
+      for (std::uint32_t j = 0; j < layer.width; ++j) {
+        double sum = 0;
+        for (std::uint32_t e = 0; e < kExamples; ++e) {
+          sum += static_cast<double>(x(e, k)) * product->product_gradient()[e * layer.width + j];
+        }
+        layer.gradient[k * layer.width + j] = static_cast<float>(sum);
+      }
+    }
+    ReduceAndApply(by_block.get(), {block.get()}, 0.5f);
+    ReduceAndApply(by_product.get(), {product.get()}, 0.5f, 3);
+    const DenseState a = by_block->Save(), b = by_product->Save();
+    for (std::size_t i = 0; i < a.buffers[0].size(); ++i) {
+      EXPECT_NEAR(a.buffers[0][i], b.buffers[0][i], 1e-5) << "parameter " << i;
+    }
+  }
+}
+
 TEST(Network, ContextBytesAreWhatAContextTakes) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "a sanitizer's shadow memory counts as the process's";

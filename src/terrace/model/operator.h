@@ -75,6 +75,10 @@ struct OperatorContext {
   // Set by the graph where a ReLU follows in place and absorbs_relu(): Forward clamps what it has
   // written, Backward first clears the output gradient where the output is not above zero.
   bool relu_follows = false;
+  // Only where takes_product(): the product of input 0 and the weight lies in the output already,
+  // and Backward leaves the gradients of both to the caller, who finds that of the product where
+  // the output's was.
+  bool product_given = false;
   std::unique_ptr<OperatorState> state;
 };
 
@@ -98,6 +102,8 @@ class Operator {
   // Does the work of a ReLU behind it when context->relu_follows, while its output is in the cache.
   virtual bool absorbs_relu() const { return false; }
   virtual bool is_relu() const { return false; }
+  // A linear layer, parameter 0 its weight, whose product the caller may make.
+  virtual bool takes_product() const { return false; }
 
   // Writes context->output. `inputs` stay valid until Backward is done.
   virtual Status Forward(OperatorContext* context, std::span<const Matrix> inputs) const = 0;

@@ -69,8 +69,10 @@ Status LinearOperator::Forward(OperatorContext* context, std::span<const Matrix>
   }
   for (std::size_t first = 0, count = 0; first < examples; first += count) {
     count = GemmBlock(examples - first);
-    Gemm(Transpose::kNo, Transpose::kNo, count, out_width_, x.width, x.line(first), x.stride,
-         weight, out_width_, false, y.line(first), y.stride);
+    if (!context->product_given) {
+      Gemm(Transpose::kNo, Transpose::kNo, count, out_width_, x.width, x.line(first), x.stride,
+           weight, out_width_, false, y.line(first), y.stride);
+    }
     if (context->relu_follows) {
       AddBiasRelu(count, out_width_, bias, y.line(first), y.stride);
     } else {
@@ -96,6 +98,7 @@ Status LinearOperator::Backward(OperatorContext* context, const Matrix& output_g
                    dy.line(first), dy.stride);
     }
     ColumnSums(count, out_width_, dy.line(first), dy.stride, first > 0 || d_bias.add, d_bias.data);
+    if (context->product_given) continue;
     if (out_width_ == 1) {
       WeightedColumnSums(count, x.width, x.line(first), x.stride, dy.line(first), dy.stride,
                          first > 0 || d_weight.add, d_weight.data);

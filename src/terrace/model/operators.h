@@ -18,6 +18,7 @@ class LinearOperator : public Operator {
   std::vector<ParameterSpec> Parameters(std::span<const std::size_t> input_widths) const override;
   OperatorCost Cost(std::span<const std::size_t> input_widths) const override;
   bool absorbs_relu() const override { return true; }
+  bool takes_product() const override { return out_width_ > 1; }
   Status Forward(OperatorContext* context, std::span<const Matrix> inputs) const override;
   Status Backward(OperatorContext* context, const Matrix& output_gradient) const override;
 

@@ -394,6 +394,16 @@ Matrix SubgraphContext::gradient(ValueId id) const {
   return matrix;
 }
 
+void SubgraphContext::set_product_given(OperatorId id, bool given) {
+  for (std::size_t s = 0; s < operators_.size(); ++s) {
+    if (subgraph_->steps_[s].op != id) continue;
+    TERRACE_CHECK(subgraph_->graph_->nodes()[id].op->takes_product());
+    operators_[s].product_given = given;
+    return;
+  }
+  TERRACE_CHECK(false);
+}
+
 Matrix SubgraphContext::saved(OperatorId id) const {
   for (std::size_t s = 0; s < operators_.size(); ++s) {
     if (subgraph_->steps_[s].op == id) return operators_[s].saved;

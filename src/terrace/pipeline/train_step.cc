@@ -21,18 +21,10 @@ constexpr float kGradientLimit = 1e15f;
 // 16 KiB.
 constexpr std::size_t kRowsAtOnce = 64;
 
-// The largest magnitude's bits: they order as the magnitudes do, NaN above infinity.
+constexpr std::uint32_t kNoExample = ~std::uint32_t{0};
 constexpr std::uint32_t kInfiniteBits = 0x7f800000u;
 
-std::uint32_t LargestBits(const float* values, std::size_t count) {
-  std::uint32_t largest = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    largest = std::max(largest, std::bit_cast<std::uint32_t>(values[i]) & 0x7fffffffu);
-  }
-  return largest;
-}
-
-// The same of what it copies.
+// LargestBits of what it copies.
 std::uint32_t CopyAndFindLargest(const float* __restrict from, std::size_t count,
                                  float* __restrict to) {
   std::uint32_t largest = 0;
@@ -131,10 +123,14 @@ Result<std::unique_ptr<StepExecutor>> StepExecutor::Create(std::vector<StepTable
   constexpr std::size_t kLineFloats = kCacheLineBytes / sizeof(float);
   executor->gradient_stride_ =
       (network->input_spec().embedding_width + kLineFloats - 1) / kLineFloats * kLineFloats;
-  TERRACE_ASSIGN_OR_RETURN(
-      executor->block_gradient_,
-      HugeBuffer::Allocate(executor->gradient_stride_ * minibatch * sizeof(float)));
+  TERRACE_ASSIGN_OR_RETURN(executor->products_, RowProducts::Create(&executor->tables_, network,
+                                                                    minibatch, workers->size()));
+  const std::size_t floats =
+      std::max(executor->gradient_stride_ * minibatch,
+               executor->products_ == nullptr ? 0 : executor->products_->line_floats());
+  TERRACE_ASSIGN_OR_RETURN(executor->block_gradient_, HugeBuffer::Allocate(floats * sizeof(float)));
   executor->block_gradient_.Touch();
+  if (executor->products_ != nullptr) executor->products_->UseLines(executor->GradientLine(0));
   return executor;
 }
 
@@ -201,6 +197,7 @@ void StepExecutor::Prepare(const WorkItem& item, std::uint32_t m) {
     weight += item.batch->weight.empty() ? 1.0f : item.batch->weight[begin + e];
   }
   loss_scale_ = weight > 0 ? static_cast<float>(1.0 / weight) : 0.0f;
+  by_rows_ = products_ != nullptr && products_->Plan(item, m);
   predictions_.clear();
   contexts_.clear();
   for (int i = 0; i < slices(); ++i) {
@@ -208,8 +205,21 @@ void StepExecutor::Prepare(const WorkItem& item, std::uint32_t m) {
     slice->begin = static_cast<std::uint32_t>(SliceBegin(examples, i));
     slice->end = static_cast<std::uint32_t>(SliceBegin(examples, i + 1));
     slice->status = OkStatus();
+    slice->context->set_input_form(by_rows_ ? InputForm::kProduct : InputForm::kBlock);
     if (slice->end > slice->begin) contexts_.push_back(slice->context.get());
   }
+}
+
+void StepExecutor::MultiplyRows(const WorkItem& item, std::uint32_t m) {
+  if (!by_rows_) return;
+  workers_->Run(products_->groups(), [&](int group) { products_->Gather(item, m, group); });
+  workers_->Run(products_->panels(), [&](int panel) { products_->Multiply(panel); });
+}
+
+void StepExecutor::DifferentiateRows() {
+  if (!by_rows_) return;
+  workers_->Run(products_->groups(), [&](int group) { products_->Differentiate(group); });
+  products_->AddShared();
 }
 
 Status StepExecutor::RunSlice(const WorkItem& item, std::uint32_t m, bool train, Slice* slice) {
@@ -230,16 +240,22 @@ Status StepExecutor::ForwardBlock(const WorkItem& item, std::uint32_t m, std::ui
   const NetworkInput input = slice->context->input();
   const NetworkInputSpec& spec = network_->input_spec();
   const std::size_t first = item.MinibatchBegin(m) + std::size_t{begin};
+  const std::uint32_t layer_width = network_->first_layer().width;
   for (std::uint32_t e = 0; e < examples; ++e) {
-    std::memcpy(input.block + e * input.stride + spec.embedding_width,
-                batch.dense.data() + (first + e) * spec.dense_width,
-                spec.dense_width * sizeof(float));
+    if (by_rows_) {
+      std::memcpy(input.product + std::size_t{e} * layer_width, products_->product(begin + e),
+                  layer_width * sizeof(float));
+    } else {
+      std::memcpy(input.block + e * input.stride + spec.embedding_width,
+                  batch.dense.data() + (first + e) * spec.dense_width,
+                  spec.dense_width * sizeof(float));
+    }
     input.label[e] = batch.label[first + e];
     input.weight[e] = batch.weight.empty() ? 1.0f : batch.weight[first + e];
     if (input.wide != nullptr) input.wide[e] = 0;
   }
   const std::size_t minibatch_cell = std::size_t{item.MinibatchBegin(m)} * batch.slots;
-  for (std::size_t t = 0; t < tables_.size(); ++t) {
+  for (std::size_t t = 0; t < tables_.size() && (!by_rows_ || input.wide != nullptr); ++t) {
     const TableWork& work = item.tables[t];
     PooledLookup lookup;
     lookup.row = std::span<const std::byte* const>(work.places.data() + work.row_begin[m],
@@ -252,8 +268,8 @@ Status StepExecutor::ForwardBlock(const WorkItem& item, std::uint32_t m, std::ui
     if (!batch.values.empty()) {
       lookup.value = std::span<const float>(batch.values).subspan(lookup.first_occurrence);
     }
-    GatherPooled(*tables_[t].schema, lookup, begin, begin + examples, input.block, input.stride,
-                 input.wide);
+    GatherPooled(*tables_[t].schema, lookup, begin, begin + examples,
+                 by_rows_ ? nullptr : input.block, input.stride, input.wide);
   }
   TERRACE_ASSIGN_OR_RETURN(const double loss, network_->Forward(slice->context.get(), examples));
   slice->loss_sum += loss;
@@ -269,7 +285,13 @@ Status StepExecutor::BackwardBlock(std::uint32_t begin, std::uint32_t examples, 
   const NetworkContext& context = *slice->context;
   const std::size_t width = network_->input_spec().embedding_width;
   std::uint32_t largest = slice->largest_gradient;
-  for (std::uint32_t e = 0; e < examples && width > 0; ++e) {
+  const std::uint32_t layer_width = network_->first_layer().width;
+  for (std::uint32_t e = 0; e < examples && by_rows_; ++e) {
+    std::memcpy(products_->product(begin + e),
+                context.product_gradient() + std::size_t{e} * layer_width,
+                layer_width * sizeof(float));
+  }
+  for (std::uint32_t e = 0; e < examples && width > 0 && !by_rows_; ++e) {
     const float* line = context.block_gradient() + e * context.block_gradient_stride();
     largest = std::max(largest, CopyAndFindLargest(line, width, GradientLine(begin + e)));
   }
@@ -300,6 +322,7 @@ Status StepExecutor::FirstError() const {
 Result<std::span<const SlicePrediction>> StepExecutor::Predict(const WorkItem& item,
                                                                std::uint32_t m) {
   Prepare(item, m);
+  MultiplyRows(item, m);
   workers_->Run(slices(), [&](int i) {
     Slice* slice = slices_[static_cast<std::size_t>(i)].get();
     slice->status = RunSlice(item, m, /*train=*/false, slice);
@@ -313,24 +336,30 @@ Result<std::span<const SlicePrediction>> StepExecutor::Train(
     const std::function<std::string(std::uint32_t)>& file_name) {
   Prepare(item, m);
   RenewRows(item, m, examples_seen);
+  MultiplyRows(item, m);
   workers_->Run(slices(), [&](int i) {
     Slice* slice = slices_[static_cast<std::size_t>(i)].get();
     slice->status = RunSlice(item, m, /*train=*/true, slice);
   });
   TERRACE_RETURN_IF_ERROR(FirstError());
+  std::uint32_t largest = 0;
   for (const auto& slice : slices_) {
     if (slice->end == slice->begin) continue;
     if (!std::isfinite(slice->loss_sum))
-      return BadGradient(item, m, file_name, "the loss is not finite");
-    if (!WithinLimit(slice->largest_gradient)) {
-      return BadGradient(item, m, file_name,
-                         "a gradient of an embedding is not finite, or beyond 1e15");
-    }
+      return BadGradient(item, m, file_name, "the loss is not finite", kNoExample);
+    largest = std::max(largest, slice->largest_gradient);
+  }
+  DifferentiateRows();
+  if (by_rows_) largest = std::max(largest, products_->largest_sum());
+  if (!WithinLimit(largest)) {
+    return BadGradient(item, m, file_name,
+                       "a gradient of an embedding is not finite, or beyond 1e15",
+                       by_rows_ ? products_->ExampleOfLargestSum() : kNoExample);
   }
   const int parts = slices();
   workers_->Run(slices(), [&](int part) { network_->ReduceGradients(contexts_, part, parts); });
   if (!std::isfinite(network_->GradientSquareSum())) {
-    return BadGradient(item, m, file_name, "a gradient of the network is not finite");
+    return BadGradient(item, m, file_name, "a gradient of the network is not finite", kNoExample);
   }
   DenseStep dense;
   dense.learning_rate = rates.dense;
@@ -388,8 +417,10 @@ void StepExecutor::ApplyRows(const WorkItem& item, std::uint32_t m, int part,
   Slice* slice = slices_[static_cast<std::size_t>(part)].get();
   const std::uint32_t begin_example = item.MinibatchBegin(m);
   SparseGradients gradients;
-  gradients.lines = GradientLine(0);
-  gradients.line_stride = gradient_stride_;
+  if (!by_rows_) {
+    gradients.lines = GradientLine(0);
+    gradients.line_stride = gradient_stride_;
+  }
   gradients.wide = network_->input_spec().wide ? wide_gradient_.data() : nullptr;
   gradients.label = item.batch->label.data() + begin_example;
   gradients.weight =
@@ -410,6 +441,10 @@ void StepExecutor::ApplyRows(const WorkItem& item, std::uint32_t m, int part,
         std::span<const std::uint32_t>(work.input_offset.data() + occurrence_begin, occurrences);
     if (!work.value.empty()) {
       rows.value = std::span<const float>(work.value.data() + occurrence_begin, occurrences);
+    }
+    if (by_rows_) {
+      gradients.sums = products_->sums();
+      gradients.sum_at = products_->sum_at(t);
     }
     // Shares of rows and occurrences together; the bits do not depend on where the ranges part.
     auto boundary = [&](int border) -> std::size_t {
@@ -445,19 +480,21 @@ void StepExecutor::ApplyRows(const WorkItem& item, std::uint32_t m, int part,
 
 Status StepExecutor::BadGradient(const WorkItem& item, std::uint32_t m,
                                  const std::function<std::string(std::uint32_t)>& file_name,
-                                 std::string_view what) const {
+                                 std::string_view what, std::uint32_t known) const {
   const Batch& batch = *item.batch;
   const std::uint32_t begin = item.MinibatchBegin(m);
   const std::uint32_t end = item.MinibatchEnd(m);
   std::string message = fmt::format(
       "{} in the mini-batch of examples {} to {} of the run; nothing of it was applied.", what,
       batch.first_example + begin, batch.first_example + end - 1);
+  const auto is_bad = [&](std::uint32_t e) {
+    if (!std::isfinite(logit_[e])) return true;
+    if (by_rows_) return e == known;
+    return !WithinLimit(LargestBits(GradientLine(e), network_->input_spec().embedding_width));
+  };
   int shown = 0;
   for (std::uint32_t e = 0; e < end - begin && shown < 3; ++e) {
-    const bool bad =
-        !std::isfinite(logit_[e]) ||
-        !WithinLimit(LargestBits(GradientLine(e), network_->input_spec().embedding_width));
-    if (!bad) continue;
+    if (!is_bad(e)) continue;
     ++shown;
     const std::uint32_t at = begin + e;
     message += fmt::format(" Line {} of '{}', keys", batch.origin_line[at],

@@ -1,9 +1,11 @@
 // StepExecutor: one mini-batch from rows to rows: gather and pool, forward, backward, sum the
 // gradients per key, apply (HPS algorithm 1, lines 12-14). A mini-batch runs as slices, two or
 // three a compute thread, and a slice as blocks, from gather to backward, which stay in the second
-// cache; all sums have a fixed order, so the result depends on the number of compute threads and on
-// nothing else of the machine. Threads: one caller; the work runs on the
-// WorkerGroup. Borrows network, workers and schemas.
+// cache. Where keys repeat, the first layer of the network is multiplied by distinct rows before
+// the slices, and differentiated after them (RowProducts); else a slice gathers its examples' rows.
+// All sums have a fixed order, so the result depends on the number of compute threads and on
+// nothing else of the machine. Threads: one caller; the work runs on the WorkerGroup. Borrows
+// network, workers and schemas.
 #pragma once
 
 #include <cstdint>
@@ -17,20 +19,12 @@
 #include "terrace/base/status.h"
 #include "terrace/base/thread.h"
 #include "terrace/model/network.h"
+#include "terrace/pipeline/row_products.h"
 #include "terrace/pipeline/work_item.h"
-#include "terrace/table/gather.h"
 #include "terrace/table/row_schema.h"
 #include "terrace/table/sparse_update.h"
 
 namespace terrace {
-
-// What a step needs to know of one table.
-struct StepTable {
-  const RowSchema* schema = nullptr;
-  std::vector<PooledSlot> slots;  // The table's slots.
-  std::uint64_t seed = 0;         // Of the rows that begin anew because they have expired.
-  bool admits = false;  // Local rows may have no place: they read as zeros and learn nothing.
-};
 
 struct StepRates {
   std::vector<std::vector<float>> sparse;  // (tables)(segments) learning rates of this step
@@ -81,6 +75,9 @@ class StepExecutor {
   StepExecutor(std::vector<StepTable> tables, std::uint32_t minibatch, Network* network,
                WorkerGroup* workers);
   void Prepare(const WorkItem& item, std::uint32_t m);
+  // The first layer's products of the whole mini-batch, where they are made of its rows.
+  void MultiplyRows(const WorkItem& item, std::uint32_t m);
+  void DifferentiateRows();
   // Begins the mini-batch's expired rows anew, before anything reads them.
   void RenewRows(const WorkItem& item, std::uint32_t m, std::uint64_t position);
   void RenewPart(const WorkItem& item, std::uint32_t m, std::uint64_t position, int part);
@@ -103,9 +100,10 @@ class StepExecutor {
   void ApplyRows(const WorkItem& item, std::uint32_t m, int part, const StepRates& rates,
                  std::uint64_t examples_seen);
   Status FirstError() const;
+  // known: an example that is to blame, where the block's gradients do not show it.
   Status BadGradient(const WorkItem& item, std::uint32_t m,
                      const std::function<std::string(std::uint32_t)>& file_name,
-                     std::string_view what) const;
+                     std::string_view what, std::uint32_t known) const;
 
   const std::vector<StepTable> tables_;
   const std::uint32_t minibatch_;
@@ -115,10 +113,13 @@ class StepExecutor {
   std::vector<std::unique_ptr<Slice>> slices_;
   std::vector<SlicePrediction> predictions_;  // Those that have examples.
   std::vector<NetworkContext*> contexts_;     // Likewise.
+  std::unique_ptr<RowProducts> products_;     // Null where the network offers no first layer.
   // Of the current mini-batch:
+  bool by_rows_ = false;  // products_ makes the first layer's product.
   float loss_scale_ = 0;
   std::vector<float> logit_, probability_, weight_, wide_gradient_;  // (examples)
-  HugeBuffer block_gradient_;        // (examples, gradient_stride_) by the embeddings.
+  // (examples, gradient_stride_) by the embeddings; or what products_ borrows.
+  HugeBuffer block_gradient_;
   std::size_t gradient_stride_ = 0;  // Floats; whole cache lines.
 };
 

@@ -76,7 +76,7 @@ void Gather(const GatherPlan& plan, std::size_t first, std::size_t last, float* 
             std::size_t stride, float* wide) {
   const PooledLookup& lookup = *plan.lookup;
   for (std::size_t e = first; e < last; ++e) {
-    float* const line = block + (e - first) * stride;
+    float* const line = plan.dim == 0 ? nullptr : block + (e - first) * stride;
     const std::size_t cells = e * lookup.data_slots;
     const std::size_t ahead = e + plan.examples_ahead;
     for (const PooledSlot& slot : lookup.slots) {
@@ -120,7 +120,7 @@ void GatherPooled(const RowSchema& schema, const PooledLookup& lookup, std::size
   plan.weight_bytes = schema.weight_floats() * sizeof(float);
   if (const Segment* segment = schema.FindSegment(kEmbeddingSegment)) {
     plan.embedding_offset = segment->weight_offset;
-    plan.dim = segment->dim;
+    if (block != nullptr) plan.dim = segment->dim;
   }
   if (const Segment* segment = schema.FindSegment(kWideSegment)) {
     plan.wide_offset = segment->weight_offset;

@@ -41,9 +41,9 @@ struct PooledLookup {
 // For examples e in [first, last): block[(e - first) * stride + input_offset] becomes the pooled
 // embedding of each of the table's slots, zeros for a slot without keys; wide[e - first], unless
 // wide is nullptr, is increased by the sum of the wide weights of the table's keys (the caller
-// starts it at 0). Without an "embedding" segment the block is not touched; without a "wide"
-// segment `wide` is not. Sums take the keys in their order, from the first key's weights on; any
-// split into ranges gives the same bits.
+// starts it at 0). Without an "embedding" segment, or as nullptr, the block is not touched; without
+// a "wide" segment `wide` is not. Sums take the keys in their order, from the first key's weights
+// on; any split into ranges gives the same bits.
 void GatherPooled(const RowSchema& schema, const PooledLookup& lookup, std::size_t first,
                   std::size_t last, float* block, std::size_t stride, float* wide,
                   Specialise specialise = Specialise::kYes);

@@ -79,6 +79,16 @@ void AccumulateEmbedding(const MiniBatchRows& rows, const SparseGradients& gradi
   }
 }
 
+void CopySums(const SparseGradients& gradients, std::size_t first, std::size_t last,
+              std::uint32_t dim, std::size_t sum_stride, float* sum) {
+  for (std::size_t r = first; r < last; ++r, sum += sum_stride) {
+    if (r + kOccurrencesAhead < last) {
+      PrefetchRead(gradients.sums + gradients.sum_at[r + kOccurrencesAhead], dim * sizeof(float));
+    }
+    std::memcpy(sum, gradients.sums + gradients.sum_at[r], dim * sizeof(float));
+  }
+}
+
 void AccumulateWide(const MiniBatchRows& rows, const float* wide, std::size_t first,
                     std::size_t last, std::size_t sum_stride, float* sum) {
   const bool values = !rows.value.empty();
@@ -350,6 +360,8 @@ void Accumulate(const RowSchema& schema, const MiniBatchRows& rows,
     if (segment.name == kWideSegment) {
       TERRACE_CHECK(gradients.wide != nullptr);
       AccumulateWide(rows, gradients.wide, first, last, stride, sum);
+    } else if (gradients.sums != nullptr) {
+      CopySums(gradients, first, last, segment.dim, stride, sum);
     } else if (rows.value.empty()) {
       AccumulateEmbedding<false>(rows, gradients, first, last, segment.dim, stride, sum,
                                  specialise);

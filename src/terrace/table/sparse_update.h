@@ -38,6 +38,10 @@ struct SparseGradients {
   const float* wide = nullptr;    // (examples) gradient of the wide sum, or nullptr.
   const float* label = nullptr;   // (examples)
   const float* weight = nullptr;  // (examples) or nullptr: all 1.
+  // Instead of lines, where they are summed already: those of row r's embedding begin at sums +
+  // sum_at[r].
+  const float* sums = nullptr;
+  const std::uint32_t* sum_at = nullptr;  // (rows)
 };
 
 // Of the distinct examples that hold the row's key: their weight, and their weight times label.
