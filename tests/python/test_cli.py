@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 import termios
+import time
 
 import pytest
 
@@ -249,6 +250,44 @@ def test_predict_spares_its_input(terrace, finished, log, workspace):
     refused = run_binary(terrace, "predict", finished.path, "--data", partial, "--output", workspace / "out.txt")
     assert refused.returncode == 2, refused.stderr
     assert all(path.read_bytes() == log.read_bytes() for path in (data, other, hard, symbolic, partial))
+
+
+def test_outputs_that_must_not_be_replaced(terrace, finished, log, workspace):
+    """Whoever is root could replace a device; a link is followed."""
+    (workspace / "folder").mkdir()
+    os.mkfifo(workspace / "pipe")
+    (workspace / "broken").symlink_to(workspace / "none")
+    (workspace / "link").symlink_to(workspace / "behind")
+    (workspace / "behind").write_text("old")
+    for command in (("generate", "--rows", 100), ("predict", finished.path, "--data", log)):
+        for name, words in (("folder", "is a folder"), ("pipe", "is a device or a pipe"), ("broken", "leads nowhere")):
+            before = sorted(workspace.iterdir())
+            refused = run_binary(terrace, *command, "--output", workspace / name)
+            assert refused.returncode == 2 and words in refused.stderr, refused.stderr
+            assert sorted(workspace.iterdir()) == before
+        assert run_binary(terrace, *command, "--output", workspace / "link").returncode == 0
+        assert (workspace / "link").is_symlink() and len((workspace / "behind").read_text().splitlines()) >= 100
+        assert not (workspace / "behind.partial").exists()
+
+
+def test_an_interrupted_prediction_leaves_nothing(terrace, finished, log, workspace):
+    data, output = workspace / "data.tsv", workspace / "out.txt"
+    data.write_text(log.read_text() * 500)
+    process = terrace.start("predict", finished.path, "--data", data, "--output", output, log=workspace / "log")
+    while process.poll() is None and not (workspace / "out.txt.partial").exists():
+        time.sleep(0.001)
+    process.signal(signal.SIGINT)
+    outcome = process.wait().expect(130)
+    assert "nothing was written" in outcome.output, outcome.output
+    assert sorted(p.name for p in workspace.iterdir()) == ["data.tsv", "log"]
+
+
+def test_data_of_other_slots(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([]),
+                      data={"format": "synthetic", "rows": 512, "slots": 10})
+    run.train().expect(0)
+    refused = run_binary(terrace, "evaluate", run.path, "--data", log)
+    assert refused.returncode == 2 and "other slots or dense features than these files have" in refused.stderr, refused.stderr
 
 
 def test_kill_at_and_record(terrace, workspace, log):

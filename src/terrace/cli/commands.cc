@@ -11,6 +11,7 @@
 
 #include "terrace/base/log.h"
 #include "terrace/base/units.h"
+#include "terrace/io/same_file.h"
 #include "terrace/train/evaluator.h"
 #include "terrace/train/job.h"
 #include "terrace/train/summary.h"
@@ -45,6 +46,24 @@ int ReportFailure(const Status& status) {
   const bool wrong =
       status.code() == StatusCode::kInvalidArgument || status.code() == StatusCode::kNotFound;
   return wrong ? kExitWrong : kExitFailed;
+}
+
+Result<std::string> OutputPlace(FileSystem* fs, const std::string& output) {
+  // A rename onto a link would replace the link, not what it names.
+  const Result<std::string> followed = FollowLinks(output);
+  if (followed.status().code() == StatusCode::kNotFound) {
+    return InvalidArgumentError(
+        fmt::format("--output '{}' is a link that leads nowhere; name a file", output));
+  }
+  TERRACE_RETURN_IF_ERROR(followed.status());
+  const std::string& place = *followed;
+  const Result<FileInfo> info = fs->Stat(place);
+  if (info.status().code() == StatusCode::kNotFound) return place;
+  TERRACE_RETURN_IF_ERROR(info.status());
+  if (!info->is_directory && !info->is_special) return place;
+  return InvalidArgumentError(
+      fmt::format("--output '{}' is {}, and a file would replace it; name a file", output,
+                  info->is_directory ? "a folder" : "a device or a pipe"));
 }
 
 int PrintResult(const std::string& text) {
@@ -99,10 +118,19 @@ int EvaluateCommand(FileSystem* fs, const EvaluateArguments& arguments) {
   return PrintResult(object.dump() + "\n");
 }
 
-int PredictCommand(FileSystem* fs, const PredictArguments& arguments) {
-  const Result<SourceStats> lines = PredictRun(fs, arguments.run, arguments.data, arguments.output);
+int PredictCommand(FileSystem* fs, const PredictArguments& arguments,
+                   const std::atomic<int>* stop_signals) {
+  const Result<std::string> place = OutputPlace(fs, arguments.output);
+  if (!place.ok()) return ReportFailure(place.status());
+  // Relaxed: a count that orders nothing.
+  const auto stopped = [stop_signals] { return stop_signals->load(std::memory_order_relaxed) > 0; };
+  const Result<SourceStats> lines = PredictRun(fs, arguments.run, arguments.data, *place, stopped);
   SetProgressLine("");
   AdviseOnDamage(lines.status(), arguments.run);
+  if (lines.status().code() == StatusCode::kAborted && stopped()) {
+    LogText(LogLevel::kInfo, "interrupted; nothing was written");
+    return kExitInterrupted;
+  }
   if (!lines.ok()) return ReportFailure(lines.status());
   LogText(LogLevel::kInfo,
           fmt::format("wrote {} lines to {}", FormatCount(lines->lines), arguments.output));

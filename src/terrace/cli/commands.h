@@ -45,7 +45,8 @@ struct PredictArguments {
   std::vector<std::string> data;
   std::string output;
 };
-int PredictCommand(FileSystem* fs, const PredictArguments& arguments);
+int PredictCommand(FileSystem* fs, const PredictArguments& arguments,
+                   const std::atomic<int>* stop_signals);
 
 struct InspectArguments {
   std::string run;
@@ -88,6 +89,9 @@ nlohmann::ordered_json FindingsJson(const std::vector<Finding>& findings);
 void AdviseOnDamage(const Status& status, const std::string& run);
 // Logs the error and says which exit code it is, for commands that only read.
 int ReportFailure(const Status& status);
+// Where a command's --output is to be written, through links. kInvalidArgument: there is something
+// that must not be replaced, a folder or a device, say.
+Result<std::string> OutputPlace(FileSystem* fs, const std::string& output);
 // Writes to standard output; kExitFailed when that cannot be written.
 int PrintResult(const std::string& text);
 

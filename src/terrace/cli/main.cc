@@ -166,7 +166,10 @@ void AddPredict(CLI::App* app, CommonArguments* common, Command* chosen) {
   command->footer("Example: terrace predict runs/criteo --data new.tsv --output clicks.txt");
   AddCommon(command, common);
   command->callback([arguments, chosen] {
-    *chosen = [arguments](FileSystem* fs) { return PredictCommand(fs, *arguments); };
+    *chosen = [arguments](FileSystem* fs) {
+      HandleStopSignals();
+      return PredictCommand(fs, *arguments, &g_stop_signals);
+    };
   });
 }
 
