@@ -290,6 +290,17 @@ def test_data_of_other_slots(terrace, workspace, log):
     assert refused.returncode == 2 and "other slots or dense features than these files have" in refused.stderr, refused.stderr
 
 
+def test_all_limits_and_inputs_are_told_at_once(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    outcome = run.train("--set", "memory.budget=24MiB", "--set", "ssd.quota=10MiB").expect(2)
+    assert "memory.budget of 24.00 MiB is too small" in outcome.output, outcome.output
+    assert "ssd.quota of 10.00 MiB is too small" in outcome.output, outcome.output
+    outcome = run.train("--set", "data.train=gone.tsv", "--set", "data.validation=lost.tsv").expect(2)
+    assert "data.train: gone.tsv: no such file" in outcome.output, outcome.output
+    assert "data.validation: lost.tsv: no such file" in outcome.output, outcome.output
+    assert not run.path.exists()
+
+
 def test_kill_at_and_record(terrace, workspace, log):
     points = workspace / "points"
     run = harness.Run(terrace, workspace, jobs.tiny([log]))
