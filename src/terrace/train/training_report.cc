@@ -154,9 +154,14 @@ void TrainingRun::ShowProgress() {
         static_cast<double>(ssd.write_bytes - last_progress_write_) / seconds;
   }
   progress.memory_bytes = ReadProcessMemory().resident_bytes;
-  const double done = source_->stats().progress;
-  const double elapsed = now - start_seconds_;
-  if (done > 0.01 && start_examples_ == 0) progress.eta_seconds = elapsed * (1 - done) / done;
+  // The first mini-batches are no measure of the rate.
+  if (last_progress_seconds_ > 0) {
+    const SourceStats read = source_->stats();
+    const double rate =
+        static_cast<double>(cursor_.examples - start_examples_) / (now - start_seconds_);
+    progress.eta_seconds = SecondsLeft({cursor_.examples, start_examples_ + read.examples,
+                                        read.progress, job_.training.max_examples, rate});
+  }
   SetProgressLine(ProgressLine(progress));
   last_progress_seconds_ = now;
   last_progress_examples_ = cursor_.examples;
