@@ -115,6 +115,13 @@ def test_progress_fits_the_terminal(terrace, workspace, log, columns, width):
     assert any("hits" in line for line in lines) == (columns != 40)
 
 
+def test_progress_at_the_end_of_a_window(terrace, workspace, log):
+    """Each mini-batch ends one; the line is of it, not of the empty one that follows."""
+    run = harness.Run(terrace, workspace, jobs.tiny([log]), **{"metrics.every_examples": 128})
+    lines = [line for line in run.train().expect(0).output.splitlines() if " examples | " in line]
+    assert lines and all(re.search(r"AUC 0\.\d+ \| log loss 0\.\d+ ", line) for line in lines), lines
+
+
 def test_output_that_is_a_file_or_not_writable(terrace, workspace, log):
     (workspace / "file").write_text("mine")
     job = jobs.tiny([log])

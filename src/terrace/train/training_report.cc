@@ -121,6 +121,7 @@ Status TrainingRun::WriteInterval() {
   record.performance.ssd.drives = Drives();
   record.performance.SubtractTotals(last_totals_);
   last_totals_ = totals;
+  last_window_ = record.window;
   record.performance.examples_per_second =
       record.performance.interval_seconds > 0
           ? static_cast<double>(record.window.examples) / record.performance.interval_seconds
@@ -139,7 +140,8 @@ void TrainingRun::ShowProgress() {
   const std::uint64_t before = std::max(last_progress_examples_, start_examples_);
   progress.examples_per_second =
       seconds > 0 ? static_cast<double>(cursor_.examples - before) / seconds : 0;
-  const ClickMetricsResult window = window_.Compute();
+  ClickMetricsResult window = window_.Compute();
+  if (window.examples == 0) window = last_window_;
   progress.auc = window.auc;
   progress.logloss = window.logloss;
   const RowCacheStats cache = CacheStats();
