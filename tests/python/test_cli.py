@@ -186,6 +186,17 @@ def test_inspect_the_network(terrace, finished):
         assert parameter["value"] != start["value"]
 
 
+def test_inspect_needs_no_log(terrace, finished, log, workspace):
+    """Logs move; and paths of a job are relative to where it was started."""
+    moved = workspace / "moved.tsv"
+    moved.write_bytes(log.read_bytes())
+    run = harness.Run(terrace, workspace, {**finished.job, "data": {"format": "criteo", "train": [str(moved)]}})
+    run.train().expect(0)
+    moved.unlink()
+    for arguments in (("--dense", "--json"), ("--dense", "--initial"), ("--key", key_of(log, 0), "--initial"), ("--digest",), ()):
+        assert terrace.text("inspect", run.path, *arguments) or arguments
+
+
 def test_inspect_overview(terrace, finished):
     overview = json.loads(terrace.text("inspect", finished.path, "--json"))
     assert overview["format_version"] == 1 and overview["finished"] and overview["examples"] == 2000
