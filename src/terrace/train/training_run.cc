@@ -309,7 +309,11 @@ Status TrainingRun::AfterFailure(const Status& failure) {
   // A full disk or quota, or memory, leaves what was trained intact: the reserve is there for one
   // last checkpoint.
   if (!wanted && failure.code() != StatusCode::kIo && failure.code() != StatusCode::kOutOfMemory) {
-    return failure.WithContext(fmt::format("training stopped at example {}", cursor_.examples));
+    // What was right to begin with and trained for a while is no wrong argument, but a log that is
+    // damaged further on.
+    const bool later = failure.code() == StatusCode::kInvalidArgument && cursor_.examples > 0;
+    return (later ? CorruptionError(failure.message()) : failure)
+        .WithContext(fmt::format("training stopped at example {}", cursor_.examples));
   }
   stores_->SetKeepFree(0);
   const Status checkpoint = TakeCheckpoint(false);
