@@ -366,6 +366,30 @@ def test_a_second_signal_ends_at_once(terrace, workspace, log):
     assert run.verify()
 
 
+def test_a_closed_terminal_is_a_stop_signal(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 500}))
+    process = run.start()
+    run.wait_for_metrics(process, 2)
+    process.signal(signal.SIGHUP)
+    process.wait(20).expect(130)
+    assert run.checkpoints()
+    process = run.start("--resume", "--set", f"training.max_examples={run.metrics()[-1]['examples'] + 5000}", prefix=["nohup"])
+    run.wait_for_metrics(process, len(run.metrics()) + 1)
+    process.signal(signal.SIGHUP)
+    process.wait(60).expect(0)
+
+
+def test_nobody_reads_what_a_run_says(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with open(workspace / "out", "w") as out:
+        done = subprocess.run([str(terrace.binary), "train", str(run.job_path)], stdin=subprocess.DEVNULL, stdout=out,
+                              stderr=theirs, timeout=harness.PATIENCE_SECONDS)
+    os.close(theirs)
+    assert done.returncode == 0 and run.summary()["finished"]
+
+
 def test_a_second_trainer_is_refused(terrace, workspace, log):
     run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 500}))
     process = run.start()

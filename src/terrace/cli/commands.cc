@@ -18,7 +18,9 @@
 #include "terrace/train/trainer.h"
 
 namespace terrace {
+namespace {
 
+// Where a file of the run is damaged.
 void AdviseOnDamage(const Status& status, const std::string& run) {
   // Of a run's own file; a damaged log is another matter.
   if (status.code() != StatusCode::kCorruption) return;
@@ -41,11 +43,19 @@ std::string ShellWord(const std::string& text) {
   return word + "'";
 }
 
+}  // namespace
+
 int ReportFailure(const Status& status) {
   LogText(LogLevel::kError, status.message());
   const bool wrong =
       status.code() == StatusCode::kInvalidArgument || status.code() == StatusCode::kNotFound;
   return wrong ? kExitWrong : kExitFailed;
+}
+
+int ReportFailureOfRun(const Status& status, const std::string& run) {
+  const int code = ReportFailure(status);
+  AdviseOnDamage(status, run);
+  return code;
 }
 
 Result<std::string> OutputPlace(FileSystem* fs, const std::string& output) {
@@ -110,8 +120,7 @@ int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
 int EvaluateCommand(FileSystem* fs, const EvaluateArguments& arguments) {
   const Result<Evaluation> evaluation = EvaluateRun(fs, arguments.run, arguments.data);
   SetProgressLine("");
-  AdviseOnDamage(evaluation.status(), arguments.run);
-  if (!evaluation.ok()) return ReportFailure(evaluation.status());
+  if (!evaluation.ok()) return ReportFailureOfRun(evaluation.status(), arguments.run);
   if (!arguments.json) return PrintResult(ResultTable(evaluation->result, evaluation->bad_lines));
   auto object = nlohmann::ordered_json::parse(ResultToJson(evaluation->result));
   object["bad_lines"] = evaluation->bad_lines;
@@ -126,12 +135,11 @@ int PredictCommand(FileSystem* fs, const PredictArguments& arguments,
   const auto stopped = [stop_signals] { return stop_signals->load(std::memory_order_relaxed) > 0; };
   const Result<SourceStats> lines = PredictRun(fs, arguments.run, arguments.data, *place, stopped);
   SetProgressLine("");
-  AdviseOnDamage(lines.status(), arguments.run);
   if (lines.status().code() == StatusCode::kAborted && stopped()) {
     LogText(LogLevel::kInfo, "interrupted; nothing was written");
     return kExitInterrupted;
   }
-  if (!lines.ok()) return ReportFailure(lines.status());
+  if (!lines.ok()) return ReportFailureOfRun(lines.status(), arguments.run);
   LogText(LogLevel::kInfo,
           fmt::format("wrote {} lines to {}", FormatCount(lines->lines), arguments.output));
   if (lines->bad_lines > 0) {

@@ -446,8 +446,7 @@ int InspectCommand(FileSystem* fs, const InspectArguments& arguments) {
   if (arguments.repair) return RepairCommand(fs, arguments);
   Report report;
   const Status status = Inspect(fs, arguments, &report);
-  AdviseOnDamage(status, arguments.run);
-  if (!status.ok()) return ReportFailure(status);
+  if (!status.ok()) return ReportFailureOfRun(status, arguments.run);
   const int printed = PrintResult(arguments.json ? Dump(report.json, 1) : report.text);
   return printed == kExitDone && report.wrong ? kExitFailed : printed;
 }
