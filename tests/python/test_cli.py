@@ -197,6 +197,20 @@ def test_inspect_needs_no_log(terrace, finished, log, workspace):
         assert terrace.text("inspect", run.path, *arguments) or arguments
 
 
+@pytest.mark.parametrize("lost", ["dense/dense-", "/manifest-", "/rows-"])
+def test_a_missing_file_of_a_run_is_damage(terrace, finished, log, workspace, lost):
+    """Not an argument that is wrong: exit status 1, and the advice of a damaged run."""
+    harness.copy_run(finished.path, workspace / "run")
+    gone = [path for path in (workspace / "run").rglob("*") if lost in str(path) and path.is_file()]
+    assert gone
+    for path in gone:
+        path.unlink()
+    commands = [("evaluate", "--data", log), ("predict", "--data", log, "--output", workspace / "p"), ("inspect", "--digest")]
+    for command, *arguments in commands:
+        failed = run_binary(terrace, command, workspace / "run", *arguments)
+        assert failed.returncode == 1 and "--repair" in failed.stderr, (command, failed.stderr)
+
+
 def test_inspect_overview(terrace, finished):
     overview = json.loads(terrace.text("inspect", finished.path, "--json"))
     assert overview["format_version"] == 1 and overview["finished"] and overview["examples"] == 2000

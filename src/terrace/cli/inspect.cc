@@ -393,6 +393,28 @@ Status InspectFindings(FileSystem* fs, const std::string& run, Report* report) {
   return OkStatus();
 }
 
+Status InspectCheckpoint(FileSystem* fs, const InspectArguments& arguments, RunReader* reader,
+                         Report* report) {
+  const bool part = arguments.digest || arguments.dense || !arguments.keys.empty();
+  if (!part) {
+    TERRACE_ASSIGN_OR_RETURN(report->json, Overview(fs, reader));
+    report->text = OverviewText(report->json);
+  }
+  if (arguments.digest) {
+    TERRACE_ASSIGN_OR_RETURN(const std::string digest, DigestOf(reader));
+    report->json["digest"] = digest;
+    report->text += digest + "\n";
+  }
+  if (!arguments.keys.empty()) {
+    TERRACE_RETURN_IF_ERROR(InspectRows(arguments, reader, report));
+  }
+  if (arguments.dense) {
+    TERRACE_ASSIGN_OR_RETURN(report->json["dense"], DenseJson(reader, arguments.initial));
+    report->text += Dump(report->json["dense"], -1);
+  }
+  return OkStatus();
+}
+
 Status Inspect(FileSystem* fs, const InspectArguments& arguments, Report* report) {
   // By itself: a damaged run may have nothing else to show.
   if (arguments.verify) {
@@ -401,24 +423,7 @@ Status Inspect(FileSystem* fs, const InspectArguments& arguments, Report* report
   }
   TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<RunReader> reader,
                            RunReader::Open(fs, arguments.run));
-  const bool part = arguments.digest || arguments.dense || !arguments.keys.empty();
-  if (!part) {
-    TERRACE_ASSIGN_OR_RETURN(report->json, Overview(fs, reader.get()));
-    report->text = OverviewText(report->json);
-  }
-  if (arguments.digest) {
-    TERRACE_ASSIGN_OR_RETURN(const std::string digest, DigestOf(reader.get()));
-    report->json["digest"] = digest;
-    report->text += digest + "\n";
-  }
-  if (!arguments.keys.empty()) {
-    TERRACE_RETURN_IF_ERROR(InspectRows(arguments, reader.get(), report));
-  }
-  if (arguments.dense) {
-    TERRACE_ASSIGN_OR_RETURN(report->json["dense"], DenseJson(reader.get(), arguments.initial));
-    report->text += Dump(report->json["dense"], -1);
-  }
-  return OkStatus();
+  return MissingIsDamage(InspectCheckpoint(fs, arguments, reader.get(), report));
 }
 
 }  // namespace

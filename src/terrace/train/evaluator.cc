@@ -16,6 +16,7 @@
 #include "terrace/train/job.h"
 #include "terrace/train/memory_plan.h"
 #include "terrace/train/model_runtime.h"
+#include "terrace/train/run_reader.h"
 #include "terrace/train/run_stores.h"
 
 namespace terrace {
@@ -132,8 +133,8 @@ Result<std::unique_ptr<LoadedRun>> LoadedRun::Load(FileSystem* fs, const std::st
   data.for_scoring = for_scoring;
   TERRACE_ASSIGN_OR_RETURN(loaded->source_, OpenSource(fs, data));
   TERRACE_RETURN_IF_ERROR(loaded->CompareData());
-  TERRACE_RETURN_IF_ERROR(loaded->OpenModel());
-  TERRACE_RETURN_IF_ERROR(loaded->OpenRows(fs));
+  TERRACE_RETURN_IF_ERROR(MissingIsDamage(loaded->OpenModel()));
+  TERRACE_RETURN_IF_ERROR(MissingIsDamage(loaded->OpenRows(fs)));
   return loaded;
 }
 
