@@ -385,9 +385,8 @@ Status TrainingRun::TakeCheckpoint(bool finished) {
   checkpoint.finished = finished;
   SyncPoint::Hit("checkpoint.before_commit");
   TERRACE_ASSIGN_OR_RETURN(checkpoint.stores, stores_->Commit(id));
-  const DenseState dense = model_.network->Save();
   TERRACE_RETURN_IF_ERROR(quota_->Reserve(MostDenseFileBytes(), 0));
-  const Result<FileDigest> digest = run_->WriteDense(id, dense);
+  const Result<FileDigest> digest = run_->WriteDense(id, model_.network->Save());
   quota_->Release(MostDenseFileBytes() - (digest.ok() ? WholeBlocks(digest->size) : 0));
   TERRACE_RETURN_IF_ERROR(digest.status());
   checkpoint.dense.push_back(*digest);
