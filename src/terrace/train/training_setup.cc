@@ -85,8 +85,7 @@ Status TrainingRun::Prepare(RunMode mode) {
 
 Status TrainingRun::OpenInputs() {
   DataOptions train = job_.train_data;
-  train.read_ahead_bytes =
-      std::min(train.read_ahead_bytes, std::max(kMiB, job_.memory.budget_bytes / 128));
+  train.read_ahead_bytes = ReadAheadBytes(train.read_ahead_bytes, job_.memory.budget_bytes);
   train_read_ahead_bytes_ = train.read_ahead_bytes;
   Result<std::unique_ptr<ExampleSource>> source = OpenJobSource(fs_, train, "data.train");
   if (job_.has_validation) {
@@ -126,6 +125,8 @@ Status TrainingRun::MakeMemoryPlan() {
     }
     input.batches_ahead = static_cast<std::uint32_t>(1 + capacities_[0]);
   }
+  input.read_ahead_bytes = train_read_ahead_bytes_;
+  input.most_read_ahead_bytes = job_.train_data.read_ahead_bytes;
   input.dense_state_bytes = model_.network->ParameterBytes();
   input.validates = job_.has_validation;
   input.filter_bytes = 2 * FilterFilesBytes();
@@ -212,7 +213,7 @@ Status TrainingRun::CheckQuota() const {
   return InvalidArgumentError(
       fmt::format("ssd.quota of {} is too small: a checkpoint, the rows of a mini-batch and "
                   "one compaction need at least {}",
-                  FormatBytes(job_.ssd.quota_bytes), FormatBytes(least)));
+                  FormatBytes(job_.ssd.quota_bytes), WholeMiB(least)));
 }
 
 void TrainingRun::AbandonIfUntrained() {
@@ -266,7 +267,7 @@ Status TrainingRun::MakeCaches() {
     return OutOfMemoryError(fmt::format(
         "the index of the run's rows takes {}: memory.budget must be at least {}",
         FormatBytes(index_bytes),
-        FormatBytes(memory_.budget_bytes + index_bytes + least - memory_.rows_bytes + kMiB)));
+        WholeMiB(memory_.budget_bytes + index_bytes + least - memory_.rows_bytes + kMiB)));
   }
   planned_index_bytes_ = std::min(index_bytes + IndexStep(), memory_.rows_bytes - least);
   const std::vector<std::uint64_t> bytes =
