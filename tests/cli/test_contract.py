@@ -117,6 +117,18 @@ def test_lines_that_are_rejected_leave_nothing(terrace, workspace, log):
     assert not run.path.exists()
 
 
+def test_bad_lines_further_on_fail_the_run(terrace, workspace, log):
+    """The job was right; what it had trained stays."""
+    data = workspace / "data.tsv"
+    data.write_text(log.read_text() + "bad\n" * 2000)
+    run = harness.Run(terrace, workspace, jobs.tiny([data]), **{"pipeline.depth": 0, "checkpoint.every_batches": 1})
+    outcome = run.train().expect(1)
+    assert "training stopped at example" in outcome.output and "lines are bad" in outcome.output, outcome.output
+    assert run.checkpoints()
+    run.train("--resume", "--set", "data.max_bad_fraction=0.6").expect(0)
+    assert run.summary()["examples"] == 2000
+
+
 def test_missing_input(terrace, workspace, log):
     run = harness.Run(terrace, workspace, jobs.tiny([log, workspace / "gone.tsv"]))
     outcome = run.train()

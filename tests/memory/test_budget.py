@@ -1,6 +1,8 @@
 """The whole process stays within memory.budget."""
+import math
 import os
 import pathlib
+import re
 import sys
 
 import pytest
@@ -64,6 +66,19 @@ def test_peak(terrace, workspace, train_log, peak, changes):
     assert memory["peak_bytes"] >= peak.read() * 0.9
     if changes.get("table.dim") != 8:
         assert summary["cache"]["evictions"] > 0 and summary["ssd"]["read_bytes"] > 0, "the job is to be larger"
+
+
+def test_a_large_network(terrace, workspace, train_log, peak):
+    """Whose dense state is most of the budget, the least that would do: checkpoints hold copies of it."""
+    job = jobs.evicting([train_log], training={"batch": 2048, "minibatch": 256, "threads": 2, "max_examples": 4096})
+    settings = {"table.dim": 8, "network.hidden": [1024] * 4, "checkpoint.every_batches": 1}
+    refused = harness.Run(terrace, workspace, job, **settings, **{"memory.budget": "64MiB"}).train().expect(2)
+    least = math.ceil(float(re.search(r"needs at least ([\d.]+) MiB", refused.output).group(1)))
+    run = harness.Run(terrace, workspace, job, **settings, **{"memory.budget": f"{least}MiB"})
+    run.train(prefix=peak.prefix).expect(0)
+    assert peak.read() <= least * jobs.MIB, f"{peak.read() / jobs.MIB:.0f} of {least} MiB"
+    terrace("evaluate", run.path, "--data", train_log, log=workspace / "log", prefix=peak.prefix).expect(0)
+    assert peak.read() <= least * jobs.MIB, f"evaluate took {peak.read() / jobs.MIB:.0f} of {least} MiB"
 
 
 def test_readers_keep_the_budget(terrace, workspace, train_log, peak):

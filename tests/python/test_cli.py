@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 import termios
+import time
 
 import pytest
 
@@ -114,6 +115,13 @@ def test_progress_fits_the_terminal(terrace, workspace, log, columns, width):
     assert any("hits" in line for line in lines) == (columns != 40)
 
 
+def test_progress_at_the_end_of_a_window(terrace, workspace, log):
+    """Each mini-batch ends one; the line is of it, not of the empty one that follows."""
+    run = harness.Run(terrace, workspace, jobs.tiny([log]), **{"metrics.every_examples": 128})
+    lines = [line for line in run.train().expect(0).output.splitlines() if " examples | " in line]
+    assert lines and all(re.search(r"AUC 0\.\d+ \| log loss 0\.\d+ ", line) for line in lines), lines
+
+
 def test_output_that_is_a_file_or_not_writable(terrace, workspace, log):
     (workspace / "file").write_text("mine")
     job = jobs.tiny([log])
@@ -176,6 +184,31 @@ def test_inspect_the_network(terrace, finished):
         # Every number is a float of 32 bits.
         assert all(struct.unpack("f", struct.pack("f", v))[0] == v for v in parameter["value"])
         assert parameter["value"] != start["value"]
+
+
+def test_inspect_needs_no_log(terrace, finished, log, workspace):
+    """Logs move; and paths of a job are relative to where it was started."""
+    moved = workspace / "moved.tsv"
+    moved.write_bytes(log.read_bytes())
+    run = harness.Run(terrace, workspace, {**finished.job, "data": {"format": "criteo", "train": [str(moved)]}})
+    run.train().expect(0)
+    moved.unlink()
+    for arguments in (("--dense", "--json"), ("--dense", "--initial"), ("--key", key_of(log, 0), "--initial"), ("--digest",), ()):
+        assert terrace.text("inspect", run.path, *arguments) or arguments
+
+
+@pytest.mark.parametrize("lost", ["dense/dense-", "/manifest-", "/rows-"])
+def test_a_missing_file_of_a_run_is_damage(terrace, finished, log, workspace, lost):
+    """Not an argument that is wrong: exit status 1, and the advice of a damaged run."""
+    harness.copy_run(finished.path, workspace / "run")
+    gone = [path for path in (workspace / "run").rglob("*") if lost in str(path) and path.is_file()]
+    assert gone
+    for path in gone:
+        path.unlink()
+    commands = [("evaluate", "--data", log), ("predict", "--data", log, "--output", workspace / "p"), ("inspect", "--digest")]
+    for command, *arguments in commands:
+        failed = run_binary(terrace, command, workspace / "run", *arguments)
+        assert failed.returncode == 1 and "--repair" in failed.stderr, (command, failed.stderr)
 
 
 def test_inspect_overview(terrace, finished):
@@ -251,6 +284,55 @@ def test_predict_spares_its_input(terrace, finished, log, workspace):
     assert all(path.read_bytes() == log.read_bytes() for path in (data, other, hard, symbolic, partial))
 
 
+def test_outputs_that_must_not_be_replaced(terrace, finished, log, workspace):
+    """Whoever is root could replace a device; a link is followed."""
+    (workspace / "folder").mkdir()
+    os.mkfifo(workspace / "pipe")
+    (workspace / "broken").symlink_to(workspace / "none")
+    (workspace / "link").symlink_to(workspace / "behind")
+    (workspace / "behind").write_text("old")
+    for command in (("generate", "--rows", 100), ("predict", finished.path, "--data", log)):
+        for name, words in (("folder", "is a folder"), ("pipe", "is a device or a pipe"), ("broken", "leads nowhere")):
+            before = sorted(workspace.iterdir())
+            refused = run_binary(terrace, *command, "--output", workspace / name)
+            assert refused.returncode == 2 and words in refused.stderr, refused.stderr
+            assert sorted(workspace.iterdir()) == before
+        assert run_binary(terrace, *command, "--output", workspace / "link").returncode == 0
+        assert (workspace / "link").is_symlink() and len((workspace / "behind").read_text().splitlines()) >= 100
+        assert not (workspace / "behind.partial").exists()
+
+
+def test_an_interrupted_prediction_leaves_nothing(terrace, finished, log, workspace):
+    data, output = workspace / "data.tsv", workspace / "out.txt"
+    data.write_text(log.read_text() * 500)
+    process = terrace.start("predict", finished.path, "--data", data, "--output", output, log=workspace / "log")
+    while process.poll() is None and not (workspace / "out.txt.partial").exists():
+        time.sleep(0.001)
+    process.signal(signal.SIGINT)
+    outcome = process.wait().expect(130)
+    assert "nothing was written" in outcome.output, outcome.output
+    assert sorted(p.name for p in workspace.iterdir()) == ["data.tsv", "log"]
+
+
+def test_data_of_other_slots(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([]),
+                      data={"format": "synthetic", "rows": 512, "slots": 10})
+    run.train().expect(0)
+    refused = run_binary(terrace, "evaluate", run.path, "--data", log)
+    assert refused.returncode == 2 and "other slots or dense features than these files have" in refused.stderr, refused.stderr
+
+
+def test_all_limits_and_inputs_are_told_at_once(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    outcome = run.train("--set", "memory.budget=24MiB", "--set", "ssd.quota=10MiB").expect(2)
+    assert "memory.budget of 24.00 MiB is too small" in outcome.output, outcome.output
+    assert "ssd.quota of 10.00 MiB is too small" in outcome.output, outcome.output
+    outcome = run.train("--set", "data.train=gone.tsv", "--set", "data.validation=lost.tsv").expect(2)
+    assert "data.train: gone.tsv: no such file" in outcome.output, outcome.output
+    assert "data.validation: lost.tsv: no such file" in outcome.output, outcome.output
+    assert not run.path.exists()
+
+
 def test_kill_at_and_record(terrace, workspace, log):
     points = workspace / "points"
     run = harness.Run(terrace, workspace, jobs.tiny([log]))
@@ -296,6 +378,30 @@ def test_a_second_signal_ends_at_once(terrace, workspace, log):
     process.signal(signal.SIGINT)
     process.wait(20).expect(130)
     assert run.verify()
+
+
+def test_a_closed_terminal_is_a_stop_signal(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 500}))
+    process = run.start()
+    run.wait_for_metrics(process, 2)
+    process.signal(signal.SIGHUP)
+    process.wait(20).expect(130)
+    assert run.checkpoints()
+    process = run.start("--resume", "--set", f"training.max_examples={run.metrics()[-1]['examples'] + 5000}", prefix=["nohup"])
+    run.wait_for_metrics(process, len(run.metrics()) + 1)
+    process.signal(signal.SIGHUP)
+    process.wait(60).expect(0)
+
+
+def test_nobody_reads_what_a_run_says(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with open(workspace / "out", "w") as out:
+        done = subprocess.run([str(terrace.binary), "train", str(run.job_path)], stdin=subprocess.DEVNULL, stdout=out,
+                              stderr=theirs, timeout=harness.PATIENCE_SECONDS)
+    os.close(theirs)
+    assert done.returncode == 0 and run.summary()["finished"]
 
 
 def test_a_second_trainer_is_refused(terrace, workspace, log):

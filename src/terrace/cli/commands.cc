@@ -11,13 +11,16 @@
 
 #include "terrace/base/log.h"
 #include "terrace/base/units.h"
+#include "terrace/io/same_file.h"
 #include "terrace/train/evaluator.h"
 #include "terrace/train/job.h"
 #include "terrace/train/summary.h"
 #include "terrace/train/trainer.h"
 
 namespace terrace {
+namespace {
 
+// Where a file of the run is damaged.
 void AdviseOnDamage(const Status& status, const std::string& run) {
   // Of a run's own file; a damaged log is another matter.
   if (status.code() != StatusCode::kCorruption) return;
@@ -40,11 +43,37 @@ std::string ShellWord(const std::string& text) {
   return word + "'";
 }
 
+}  // namespace
+
 int ReportFailure(const Status& status) {
   LogText(LogLevel::kError, status.message());
   const bool wrong =
       status.code() == StatusCode::kInvalidArgument || status.code() == StatusCode::kNotFound;
   return wrong ? kExitWrong : kExitFailed;
+}
+
+int ReportFailureOfRun(const Status& status, const std::string& run) {
+  const int code = ReportFailure(status);
+  AdviseOnDamage(status, run);
+  return code;
+}
+
+Result<std::string> OutputPlace(FileSystem* fs, const std::string& output) {
+  // A rename onto a link would replace the link, not what it names.
+  const Result<std::string> followed = FollowLinks(output);
+  if (followed.status().code() == StatusCode::kNotFound) {
+    return InvalidArgumentError(
+        fmt::format("--output '{}' is a link that leads nowhere; name a file", output));
+  }
+  TERRACE_RETURN_IF_ERROR(followed.status());
+  const std::string& place = *followed;
+  const Result<FileInfo> info = fs->Stat(place);
+  if (info.status().code() == StatusCode::kNotFound) return place;
+  TERRACE_RETURN_IF_ERROR(info.status());
+  if (!info->is_directory && !info->is_special) return place;
+  return InvalidArgumentError(
+      fmt::format("--output '{}' is {}, and a file would replace it; name a file", output,
+                  info->is_directory ? "a folder" : "a device or a pipe"));
 }
 
 int PrintResult(const std::string& text) {
@@ -91,19 +120,26 @@ int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
 int EvaluateCommand(FileSystem* fs, const EvaluateArguments& arguments) {
   const Result<Evaluation> evaluation = EvaluateRun(fs, arguments.run, arguments.data);
   SetProgressLine("");
-  AdviseOnDamage(evaluation.status(), arguments.run);
-  if (!evaluation.ok()) return ReportFailure(evaluation.status());
+  if (!evaluation.ok()) return ReportFailureOfRun(evaluation.status(), arguments.run);
   if (!arguments.json) return PrintResult(ResultTable(evaluation->result, evaluation->bad_lines));
   auto object = nlohmann::ordered_json::parse(ResultToJson(evaluation->result));
   object["bad_lines"] = evaluation->bad_lines;
   return PrintResult(object.dump() + "\n");
 }
 
-int PredictCommand(FileSystem* fs, const PredictArguments& arguments) {
-  const Result<SourceStats> lines = PredictRun(fs, arguments.run, arguments.data, arguments.output);
+int PredictCommand(FileSystem* fs, const PredictArguments& arguments,
+                   const std::atomic<int>* stop_signals) {
+  const Result<std::string> place = OutputPlace(fs, arguments.output);
+  if (!place.ok()) return ReportFailure(place.status());
+  // Relaxed: a count that orders nothing.
+  const auto stopped = [stop_signals] { return stop_signals->load(std::memory_order_relaxed) > 0; };
+  const Result<SourceStats> lines = PredictRun(fs, arguments.run, arguments.data, *place, stopped);
   SetProgressLine("");
-  AdviseOnDamage(lines.status(), arguments.run);
-  if (!lines.ok()) return ReportFailure(lines.status());
+  if (lines.status().code() == StatusCode::kAborted && stopped()) {
+    LogText(LogLevel::kInfo, "interrupted; nothing was written");
+    return kExitInterrupted;
+  }
+  if (!lines.ok()) return ReportFailureOfRun(lines.status(), arguments.run);
   LogText(LogLevel::kInfo,
           fmt::format("wrote {} lines to {}", FormatCount(lines->lines), arguments.output));
   if (lines->bad_lines > 0) {

@@ -45,7 +45,8 @@ struct PredictArguments {
   std::vector<std::string> data;
   std::string output;
 };
-int PredictCommand(FileSystem* fs, const PredictArguments& arguments);
+int PredictCommand(FileSystem* fs, const PredictArguments& arguments,
+                   const std::atomic<int>* stop_signals);
 
 struct InspectArguments {
   std::string run;
@@ -84,10 +85,13 @@ int GenerateCommand(FileSystem* fs, const GenerateArguments& arguments,
 std::string FindingsText(const std::vector<Finding>& findings);
 nlohmann::ordered_json FindingsJson(const std::vector<Finding>& findings);
 
-// Where a file of the run is damaged, says which commands tell more.
-void AdviseOnDamage(const Status& status, const std::string& run);
 // Logs the error and says which exit code it is, for commands that only read.
 int ReportFailure(const Status& status);
+// The same; where a file of the run is damaged, says too which commands tell more.
+int ReportFailureOfRun(const Status& status, const std::string& run);
+// Where a command's --output is to be written, through links. kInvalidArgument: there is something
+// that must not be replaced, a folder or a device, say.
+Result<std::string> OutputPlace(FileSystem* fs, const std::string& output);
 // Writes to standard output; kExitFailed when that cannot be written.
 int PrintResult(const std::string& text);
 

@@ -69,7 +69,9 @@ int GenerateCommand(FileSystem* fs, const GenerateArguments& arguments,
     }
     return stop_signals->load(std::memory_order_relaxed) == 0;  // A count that orders nothing.
   };
-  const Status status = WriteClickLog(fs, spec, arguments.rows, arguments.output, options);
+  const Result<std::string> place = OutputPlace(fs, arguments.output);
+  if (!place.ok()) return ReportFailure(place.status());
+  const Status status = WriteClickLog(fs, spec, arguments.rows, *place, options);
   SetProgressLine("");
   if (!status.ok()) {
     if (stop_signals->load(std::memory_order_relaxed) == 0) return ReportFailure(status);

@@ -114,15 +114,15 @@ Status ReadRows(RunReader* reader, const std::vector<Key>& keys, Json* rows) {
   return OkStatus();
 }
 
-Result<ModelPlan> PlanOf(FileSystem* fs, const Job& job) {
-  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<ExampleSource> source,
-                           OpenSource(fs, job.train_data));
-  return MakeModelPlan(job, source->schema());
+// The log need not be there any more.
+Result<ModelPlan> PlanOf(const Job& job) {
+  TERRACE_ASSIGN_OR_RETURN(const DataSchema schema, SchemaOf(job.train_data));
+  return MakeModelPlan(job, schema);
 }
 
 // The rows of `keys` as every table would create them.
-Status InitialRows(FileSystem* fs, RunReader* reader, const std::vector<Key>& keys, Json* rows) {
-  TERRACE_ASSIGN_OR_RETURN(const ModelPlan plan, PlanOf(fs, reader->job()));
+Status InitialRows(RunReader* reader, const std::vector<Key>& keys, Json* rows) {
+  TERRACE_ASSIGN_OR_RETURN(const ModelPlan plan, PlanOf(reader->job()));
   for (const TablePlan& table : plan.tables) {
     const std::vector<RowField> fields(table.schema.fields().begin(), table.schema.fields().end());
     for (const Key key : keys) {
@@ -136,8 +136,8 @@ Status InitialRows(FileSystem* fs, RunReader* reader, const std::vector<Key>& ke
 }
 
 // The dense state, and where its parameters lie in each of its buffers.
-Result<Json> DenseJson(FileSystem* fs, RunReader* reader, bool initial) {
-  TERRACE_ASSIGN_OR_RETURN(const ModelPlan plan, PlanOf(fs, reader->job()));
+Result<Json> DenseJson(RunReader* reader, bool initial) {
+  TERRACE_ASSIGN_OR_RETURN(const ModelPlan plan, PlanOf(reader->job()));
   TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<Network> network,
                            CreateNetwork(plan.network, plan.inputs, reader->job().seed));
   DenseState state = network->Save();
@@ -356,15 +356,14 @@ struct Report {
   bool wrong = false;
 };
 
-Status InspectRows(FileSystem* fs, const InspectArguments& arguments, RunReader* reader,
-                   Report* report) {
+Status InspectRows(const InspectArguments& arguments, RunReader* reader, Report* report) {
   std::vector<Key> keys;
   for (const std::string& text : arguments.keys) {
     TERRACE_ASSIGN_OR_RETURN(const Key key, ParseKey(text));
     keys.push_back(key);
   }
   Json rows = Json::array();
-  TERRACE_RETURN_IF_ERROR(arguments.initial ? InitialRows(fs, reader, keys, &rows)
+  TERRACE_RETURN_IF_ERROR(arguments.initial ? InitialRows(reader, keys, &rows)
                                             : ReadRows(reader, keys, &rows));
   report->json["rows"] = rows;
   report->text += RowsText(rows);
@@ -394,6 +393,28 @@ Status InspectFindings(FileSystem* fs, const std::string& run, Report* report) {
   return OkStatus();
 }
 
+Status InspectCheckpoint(FileSystem* fs, const InspectArguments& arguments, RunReader* reader,
+                         Report* report) {
+  const bool part = arguments.digest || arguments.dense || !arguments.keys.empty();
+  if (!part) {
+    TERRACE_ASSIGN_OR_RETURN(report->json, Overview(fs, reader));
+    report->text = OverviewText(report->json);
+  }
+  if (arguments.digest) {
+    TERRACE_ASSIGN_OR_RETURN(const std::string digest, DigestOf(reader));
+    report->json["digest"] = digest;
+    report->text += digest + "\n";
+  }
+  if (!arguments.keys.empty()) {
+    TERRACE_RETURN_IF_ERROR(InspectRows(arguments, reader, report));
+  }
+  if (arguments.dense) {
+    TERRACE_ASSIGN_OR_RETURN(report->json["dense"], DenseJson(reader, arguments.initial));
+    report->text += Dump(report->json["dense"], -1);
+  }
+  return OkStatus();
+}
+
 Status Inspect(FileSystem* fs, const InspectArguments& arguments, Report* report) {
   // By itself: a damaged run may have nothing else to show.
   if (arguments.verify) {
@@ -402,24 +423,7 @@ Status Inspect(FileSystem* fs, const InspectArguments& arguments, Report* report
   }
   TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<RunReader> reader,
                            RunReader::Open(fs, arguments.run));
-  const bool part = arguments.digest || arguments.dense || !arguments.keys.empty();
-  if (!part) {
-    TERRACE_ASSIGN_OR_RETURN(report->json, Overview(fs, reader.get()));
-    report->text = OverviewText(report->json);
-  }
-  if (arguments.digest) {
-    TERRACE_ASSIGN_OR_RETURN(const std::string digest, DigestOf(reader.get()));
-    report->json["digest"] = digest;
-    report->text += digest + "\n";
-  }
-  if (!arguments.keys.empty()) {
-    TERRACE_RETURN_IF_ERROR(InspectRows(fs, arguments, reader.get(), report));
-  }
-  if (arguments.dense) {
-    TERRACE_ASSIGN_OR_RETURN(report->json["dense"], DenseJson(fs, reader.get(), arguments.initial));
-    report->text += Dump(report->json["dense"], -1);
-  }
-  return OkStatus();
+  return MissingIsDamage(InspectCheckpoint(fs, arguments, reader.get(), report));
 }
 
 }  // namespace
@@ -447,8 +451,7 @@ int InspectCommand(FileSystem* fs, const InspectArguments& arguments) {
   if (arguments.repair) return RepairCommand(fs, arguments);
   Report report;
   const Status status = Inspect(fs, arguments, &report);
-  AdviseOnDamage(status, arguments.run);
-  if (!status.ok()) return ReportFailure(status);
+  if (!status.ok()) return ReportFailureOfRun(status, arguments.run);
   const int printed = PrintResult(arguments.json ? Dump(report.json, 1) : report.text);
   return printed == kExitDone && report.wrong ? kExitFailed : printed;
 }

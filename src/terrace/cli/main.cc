@@ -40,7 +40,15 @@ void HandleStopSignals() {
   action.sa_flags = SA_RESTART;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  // A terminal that is closed; nohup has it ignored, and then it stays so.
+  struct sigaction before = {};
+  if (sigaction(SIGHUP, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) {
+    sigaction(SIGHUP, &action, nullptr);
+  }
 }
+
+// Whoever reads what a run says may leave; the run goes on.
+void IgnoreClosedPipes() { std::signal(SIGPIPE, SIG_IGN); }
 
 // What every command takes.
 struct CommonArguments {
@@ -133,6 +141,7 @@ void AddTrain(CLI::App* app, CommonArguments* common, Command* chosen) {
         return kExitWrong;
       }
       HandleStopSignals();
+      IgnoreClosedPipes();
       return TrainCommand(fs, *arguments, &g_stop_signals);
     };
   });
@@ -166,7 +175,10 @@ void AddPredict(CLI::App* app, CommonArguments* common, Command* chosen) {
   command->footer("Example: terrace predict runs/criteo --data new.tsv --output clicks.txt");
   AddCommon(command, common);
   command->callback([arguments, chosen] {
-    *chosen = [arguments](FileSystem* fs) { return PredictCommand(fs, *arguments); };
+    *chosen = [arguments](FileSystem* fs) {
+      HandleStopSignals();
+      return PredictCommand(fs, *arguments, &g_stop_signals);
+    };
   });
 }
 

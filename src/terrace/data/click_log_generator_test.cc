@@ -212,6 +212,7 @@ TEST(ClickLogGeneratorTest, SyntheticSourceGivesWhatReadingTheWrittenLogGives) {
       ASSERT_TRUE(WriteClickLog(&fs, ClickLogSpecOf(options), options.rows, path, write).ok());
       auto synthetic = OpenSource(&fs, options);
       ASSERT_TRUE(synthetic.ok()) << synthetic.status().ToString();
+      EXPECT_EQ(SchemaOf(options)->ToText(), (*synthetic)->schema().ToText());
       Stream made = ReadStream(synthetic->get(), 64, {64, 640});
       options.format = "criteo";
       options.files = {path};
@@ -220,6 +221,7 @@ TEST(ClickLogGeneratorTest, SyntheticSourceGivesWhatReadingTheWrittenLogGives) {
       Stream read = ReadStream(text->get(), 64, {128});
       ASSERT_TRUE(read.status.ok()) << read.status.ToString();
       EXPECT_EQ((*synthetic)->schema().ToText(), (*text)->schema().ToText());
+      EXPECT_EQ(SchemaOf(options)->ToText(), (*text)->schema().ToText());
       EXPECT_NE((*synthetic)->IdentityText(), (*text)->IdentityText());
       ASSERT_EQ(made.examples.size(), 6000u);
       EXPECT_EQ(made.examples[0].line, 12345u);

@@ -87,4 +87,7 @@ struct DataOptions {
 // kInvalidArgument name the file (and line) and what to do. Reads files through `fs`.
 Result<std::unique_ptr<ExampleSource>> OpenSource(FileSystem* fs, const DataOptions& options);
 
+// Of the source that the options name, whether or not its files are there. Errors: of the options.
+Result<DataSchema> SchemaOf(const DataOptions& options);
+
 }  // namespace terrace

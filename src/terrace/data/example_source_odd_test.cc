@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "terrace/base/testing/temporary_folder.h"
 #include "terrace/base/thread.h"
 #include "terrace/data/criteo_parser.h"
 #include "terrace/data/example_source.h"
@@ -230,6 +232,35 @@ TEST_F(OddInputTest, GlobsAndPaths) {
   EXPECT_THAT(expand({"/logs/none.tsv"})[0], HasSubstr("no such file"));
   EXPECT_THAT(expand({"/logs/d1"})[0], HasSubstr("is a folder"));
   EXPECT_THAT(expand({})[0], HasSubstr("no input files"));
+}
+
+TEST(FileList, LinksAreFollowedAndDevicesRefused) {
+  const TemporaryFolder folder;
+  folder.Write("store/d1/a.tsv", Lines(0, 1));
+  folder.Write("store/b.tsv", Lines(0, 1));
+  const std::filesystem::path logs = folder.path() / "logs";
+  std::filesystem::create_directories(logs);
+  std::filesystem::create_directory_symlink(folder.path() / "store/d1", logs / "day");
+  std::filesystem::create_symlink(folder.path() / "store/b.tsv", logs / "b.tsv");
+  const auto expand = [&](const std::string& pattern) {
+    return ExpandFiles(FileSystem::Posix(), {(logs / pattern).string()});
+  };
+  for (const char* const pattern : {"*/a.tsv", "day/*", "d*/?.tsv"}) {
+    const auto files = expand(pattern);
+    ASSERT_TRUE(files.ok()) << files.status().ToString();
+    ASSERT_EQ(files->size(), 1u);
+    EXPECT_EQ((*files)[0].path, logs / "day/a.tsv");
+    EXPECT_EQ((*files)[0].size, Lines(0, 1).size());
+  }
+  const auto files = expand("*");
+  ASSERT_TRUE(files.ok()) << files.status().ToString();
+  ASSERT_EQ(files->size(), 1u) << "a link to a folder is none of the files";
+  EXPECT_EQ((*files)[0].path, logs / "b.tsv");
+  std::filesystem::create_symlink(folder.path() / "gone", logs / "broken.tsv");
+  EXPECT_THAT(expand("*.tsv").status().message(), HasSubstr("broken.tsv: no such file"));
+  const auto device = ExpandFiles(FileSystem::Posix(), {"/dev/null"});
+  EXPECT_EQ(device.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(device.status().message(), HasSubstr("/dev/null is a device or a pipe"));
 }
 
 TEST_F(OddInputTest, FilesThatChangeAfterOpening) {

@@ -29,6 +29,23 @@ std::string Extend(const std::string& folder, const std::string& name) {
   return folder.empty() || folder == "/" ? folder + name : folder + "/" + name;
 }
 
+// What Stat says of `path`, as an input.
+Result<InputFile> InputOf(const std::string& path, const Result<FileInfo>& info) {
+  if (info.status().code() == StatusCode::kNotFound) {
+    return NotFoundError(path + ": no such file; correct the path");
+  }
+  TERRACE_RETURN_IF_ERROR(info.status());
+  if (info->is_directory) {
+    return InvalidArgumentError(path + " is a folder; for the files in it say " +
+                                JoinPath(path, "*"));
+  }
+  if (info->is_special) {
+    return InvalidArgumentError(path +
+                                " is a device or a pipe, which cannot be read twice; give a file");
+  }
+  return InputFile{path, info->size};
+}
+
 // Appends the files that match parts[at..] inside `folder` ("" is the current one).
 Status Match(FileSystem* fs, const std::string& folder, const std::vector<std::string>& parts,
              std::size_t at, std::vector<InputFile>* files) {
@@ -45,9 +62,14 @@ Status Match(FileSystem* fs, const std::string& folder, const std::vector<std::s
     // As in a shell, a leading dot is matched only by a dot.
     if (fnmatch(parts[at].c_str(), info.name.c_str(), FNM_PERIOD) != 0) continue;
     const std::string path = Extend(folder, info.name);
-    if (last && !info.is_directory) {
-      files->push_back({path, info.size});
-    } else if (!last && info.is_directory) {
+    // Links are followed, as a shell does; List does not say where they lead.
+    const Result<FileInfo> named = fs->Stat(path);
+    if (!named.ok() && named.status().code() != StatusCode::kNotFound) return named.status();
+    const bool is_folder = named.ok() && named->is_directory;
+    if (last && !is_folder) {
+      TERRACE_ASSIGN_OR_RETURN(InputFile file, InputOf(path, named));
+      files->push_back(std::move(file));
+    } else if (!last && is_folder) {
       TERRACE_RETURN_IF_ERROR(Match(fs, path, parts, at + 1, files));
     }
   }
@@ -62,16 +84,12 @@ Result<std::vector<InputFile>> ExpandFiles(FileSystem* fs,
     return InvalidArgumentError("no input files are given; name files or globs such as logs/*.tsv");
   std::vector<InputFile> files;
   for (const std::string& pattern : patterns) {
-    Result<FileInfo> info = fs->Stat(pattern);
-    if (info.ok()) {
-      if (info->is_directory)
-        return InvalidArgumentError(pattern + " is a folder; for the files in it say " +
-                                    JoinPath(pattern, "*"));
-      files.push_back({pattern, info->size});
+    const Result<FileInfo> info = fs->Stat(pattern);
+    if (info.status().code() != StatusCode::kNotFound || !IsGlob(pattern)) {
+      TERRACE_ASSIGN_OR_RETURN(InputFile file, InputOf(pattern, info));
+      files.push_back(std::move(file));
       continue;
     }
-    if (info.status().code() != StatusCode::kNotFound) return info.status();
-    if (!IsGlob(pattern)) return NotFoundError(pattern + ": no such file; correct the path");
     std::vector<InputFile> matched;
     TERRACE_RETURN_IF_ERROR(
         Match(fs, pattern.starts_with('/') ? "/" : "", SplitPath(pattern), 0, &matched));

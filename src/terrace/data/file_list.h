@@ -15,7 +15,8 @@ namespace terrace {
 
 // The files of `patterns` in their order; those of one glob (*, ?, [...] in any part of the path)
 // sorted by path. A path that exists is taken as it stands, whatever characters it has. kNotFound:
-// no such file, or none matches; kInvalidArgument: a folder, or no pattern at all.
+// no such file, or none matches; kInvalidArgument: a folder, a device or a pipe, or no pattern at
+// all.
 Result<std::vector<InputFile>> ExpandFiles(FileSystem* fs,
                                            const std::vector<std::string>& patterns);
 

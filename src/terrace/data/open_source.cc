@@ -1,6 +1,7 @@
 // OpenSource: checks the options together and opens the source that they name.
 #include <string>
 
+#include "terrace/data/criteo_parser.h"
 #include "terrace/data/criteo_source.h"
 #include "terrace/data/example_source.h"
 #include "terrace/data/synthetic_source.h"
@@ -54,6 +55,15 @@ Result<std::unique_ptr<ExampleSource>> OpenSource(FileSystem* fs, const DataOpti
   TERRACE_RETURN_IF_ERROR(CheckOptions(options));
   if (options.format == "synthetic") return SyntheticSource::Open(options);
   return CriteoSource::Open(fs, options);
+}
+
+Result<DataSchema> SchemaOf(const DataOptions& options) {
+  TERRACE_RETURN_IF_ERROR(CheckOptions(options));
+  TERRACE_ASSIGN_OR_RETURN(const IntegerEncoding integers, ParseIntegerEncoding(options.integers));
+  const auto categories = options.format == "synthetic"
+                              ? options.categorical_slots
+                              : static_cast<std::uint32_t>(kCriteoCategories);
+  return ExampleEncoder(integers, options.missing == "key", categories).schema();
 }
 
 }  // namespace terrace

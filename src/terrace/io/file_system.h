@@ -59,6 +59,7 @@ struct FileInfo {
   std::uint64_t size = 0;        // Bytes.
   std::uint64_t disk_bytes = 0;  // Bytes of the blocks that it holds.
   bool is_directory = false;
+  bool is_special = false;           // A device, a pipe or a socket: it has no length.
   std::uint64_t links = 1;           // Names that it has.
   std::int64_t modified_micros = 0;  // Since 1970.
 };

@@ -56,6 +56,8 @@ FileInfo MakeInfo(std::string name, const struct stat& info) {
   result.size = static_cast<std::uint64_t>(info.st_size);
   result.disk_bytes = static_cast<std::uint64_t>(info.st_blocks) * 512;  // st_blocks' own unit.
   result.is_directory = S_ISDIR(info.st_mode);
+  // A link that leads nowhere is listed as itself.
+  result.is_special = !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode) && !S_ISLNK(info.st_mode);
   result.links = static_cast<std::uint64_t>(info.st_nlink);
   result.modified_micros =
       std::int64_t{info.st_mtim.tv_sec} * 1'000'000 + info.st_mtim.tv_nsec / 1000;

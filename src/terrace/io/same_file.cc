@@ -2,7 +2,20 @@
 
 #include <sys/stat.h>
 
+#include <cerrno>
+#include <cstdlib>
+#include <memory>
+
 namespace terrace {
+
+Result<std::string> FollowLinks(const std::string& path) {
+  struct stat info = {};
+  if (lstat(path.c_str(), &info) != 0 || !S_ISLNK(info.st_mode)) return path;
+  const std::unique_ptr<char, decltype(&std::free)> place(realpath(path.c_str(), nullptr),
+                                                          &std::free);
+  if (place == nullptr) return ErrnoError(errno, "following the link", path);
+  return std::string(place.get());
+}
 
 bool IsSameFile(const std::string& a, const std::string& b) {
   struct stat info_a = {}, info_b = {};

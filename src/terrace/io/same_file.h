@@ -1,10 +1,15 @@
-// Whether two paths lead to one file. Asks the kernel, past every FileSystem: only what was named
-// on the command line is compared. Threads: a free function.
+// Where paths lead that were named on the command line. Asks the kernel, past every FileSystem.
+// Threads: free functions.
 #pragma once
 
 #include <string>
 
+#include "terrace/base/status.h"
+
 namespace terrace {
+
+// The path itself, or where the link leads that it names. kNotFound: nowhere.
+Result<std::string> FollowLinks(const std::string& path);
 
 // Through links, hard ones too. False where either is not there.
 bool IsSameFile(const std::string& a, const std::string& b);

@@ -66,8 +66,7 @@ void MultiplyTile(std::size_t count, std::size_t width, const float* lines, cons
   ForCount(count, [&](auto each) { MultiplyTile(width, lines, panel, product, stride, each); });
 }
 
-// Adds the products of lines [first, last) to those of the examples that hold them; the lines of a
-// group without occurrences are written.
+// Adds the products of lines [first, last) to those of the examples that hold them.
 template <bool kValues>
 void AddProducts(const LineGroup& group, std::size_t first, std::size_t last, const float* products,
                  float* y, std::size_t stride) {

@@ -76,8 +76,11 @@ void Check(const Case& c, std::uint64_t seed) {
     made.push_back(MakeGroup(inputs, dim, rng.Below(200), c.examples, true, c.values, &rng));
     inputs += dim;
   }
-  made.push_back(MakeGroup(inputs, c.dense, c.examples, c.examples, false, false, &rng));
-  inputs += c.dense;
+  if (c.dense > 0) {  // In the last place or in the first.
+    auto dense = MakeGroup(inputs, c.dense, c.examples, c.examples, false, false, &rng);
+    made.insert(seed % 2 == 0 ? made.begin() : made.end(), std::move(dense));
+    inputs += c.dense;
+  }
   std::vector<float> weight(inputs * c.width);
   for (float& w : weight) w = Random(&rng);
 
@@ -148,6 +151,7 @@ TEST(LineProducts, AreThoseOfTheExamples) {
       {32, 100, {8, 8}, 5, false},         {33, 70, {1, 3, 20}, 1, true},
       {256, 150, {16, 16, 16}, 26, false}, {64, 130, {64, 33, 7}, 9, true},
       {300, 90, {4, 40}, 2, false},        {1, 40, {2}, 3, false},
+      {70, 60, {12, 3}, 0, false},
   };
   std::uint64_t seed = 1;
   for (const Case& c : cases) {

@@ -274,9 +274,16 @@ Result<Checkpoint> DecodeCheckpoint(const std::string& payload) {
   return checkpoint;
 }
 
-std::string EncodeDense(const DenseState& state) {
+std::string EncodeDense(const DenseState& state, std::size_t room) {
   TERRACE_CHECK(state.names.size() == state.buffers.size());
+  std::size_t bytes = room + 2 * sizeof(std::uint64_t);
+  for (std::size_t i = 0; i < state.names.size(); ++i) {
+    bytes +=
+        2 * sizeof(std::uint64_t) + state.names[i].size() + state.buffers[i].size() * sizeof(float);
+  }
   std::string payload;
+  payload.reserve(bytes);  // A large network's is to be held once, not in the doubles of a string.
+  payload.resize(room);
   Append(&payload, state.steps);
   Append(&payload, static_cast<std::uint64_t>(state.names.size()));
   for (std::size_t i = 0; i < state.names.size(); ++i) {

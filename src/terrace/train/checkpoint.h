@@ -144,7 +144,8 @@ std::uint32_t CheckpointVersionOf(const Checkpoint& checkpoint);
 // The payload of a checkpoint file, and back (kCorruption: no such payload). For tests too.
 Result<std::string> EncodeCheckpoint(const Checkpoint& checkpoint);
 Result<Checkpoint> DecodeCheckpoint(const std::string& payload);
-std::string EncodeDense(const DenseState& state);
+// Behind `room` bytes for a frame.
+std::string EncodeDense(const DenseState& state, std::size_t room = 0);
 Result<DenseState> DecodeDense(const std::string& payload);
 
 }  // namespace terrace

@@ -295,6 +295,13 @@ TEST_F(RunFolderTest, ForeignFilesAreNeverTouched) {
   EXPECT_EQ(ReadAll(&fs_, "/runs/a/thesis.txt"), "mine");
   EXPECT_FALSE(Exists("/runs/a/LOCK"));
   EXPECT_THAT(Error(Mode::kRead), HasSubstr("holds no run"));
+  // A file of that name may be somebody else's.
+  Replace(&fs_, "/runs/a/RUN", "mine too");
+  for (Mode mode : {Mode::kResume, Mode::kOverwrite}) {
+    EXPECT_THAT(Error(mode), HasSubstr("/runs/a/RUN"));
+  }
+  EXPECT_EQ(ReadAll(&fs_, "/runs/a/RUN"), "mine too");
+  EXPECT_EQ(fs_.List("/runs/a")->size(), 3u) << "nothing was added";
 }
 
 TEST_F(RunFolderTest, OutputThatIsAFile) {
@@ -531,6 +538,52 @@ TEST(RunFolderFaults, EveryFailingOperationOfACommitLeavesTheLastCheckpoint) {
         memory.Crash(static_cast<std::uint64_t>(n), policy);
         ExpectSound(&memory, job, status.ok());
       }
+    }
+  }
+}
+
+// What a resume reads of the newest checkpoint, on a disk that fails or lies once.
+Status ReadAsAResume(FileSystem* fs, const Job& job) {
+  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<RunFolder> run,
+                           RunFolder::Open(fs, "/runs/a", Mode::kResume, &job));
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids, run->ListCheckpoints());
+  if (ids.empty()) return NotFoundError("every checkpoint was left out");
+  TERRACE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, run->ReadCheckpoint(ids.back()));
+  TERRACE_ASSIGN_OR_RETURN(const DenseState dense, run->ReadDense(checkpoint));
+  EXPECT_EQ(EncodeDense(dense), EncodeDense(SampleDense()));
+  Checkpoint expected = SampleCheckpoint(checkpoint.id);
+  expected.dense = checkpoint.dense;  // Commit's.
+  EXPECT_EQ(*EncodeCheckpoint(checkpoint), *EncodeCheckpoint(expected));
+  return run->RemoveStrays();
+}
+
+TEST(RunFolderFaults, EveryFailingOperationOfAResumeIsAStatusAndLeavesTheCheckpoints) {
+  for (const char* const fault : {"error", "short_read", "flip", "enospc", "sync_error"}) {
+    bool failed = true;
+    int refused = 0;
+    for (int n = 1; failed; ++n) {
+      ASSERT_LT(n, 200);
+      SCOPED_TRACE(fmt::format("{} at operation {}", fault, n));
+      MemoryFileSystem memory;
+      TERRACE_ASSERT_OK(memory.MakeDirectories("/runs"));
+      const Job job = SmallJob("/runs/a");
+      {
+        Result<std::unique_ptr<RunFolder>> run =
+            RunFolder::Open(&memory, "/runs/a", Mode::kNew, &job);
+        TERRACE_ASSERT_OK(run);
+        TERRACE_ASSERT_OK(Commit(run->get(), 2));
+        TERRACE_ASSERT_OK(Commit(run->get(), 3));
+      }
+      FaultyFileSystem faulty(&memory, {});
+      faulty.SetRules(*ParseFaultRules(fmt::format("any:{}:{}", n, fault)));
+      const Status status = ReadAsAResume(&faulty, job);
+      failed = faulty.faults() > 0;
+      refused += status.ok() ? 0 : 1;
+      EXPECT_TRUE(status.ok() || !status.message().empty());
+      ExpectSound(&memory, job, /*committed=*/true);
+    }
+    if (std::string_view(fault) == "error") {
+      EXPECT_GT(refused, 5);
     }
   }
 }

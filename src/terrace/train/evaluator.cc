@@ -16,6 +16,7 @@
 #include "terrace/train/job.h"
 #include "terrace/train/memory_plan.h"
 #include "terrace/train/model_runtime.h"
+#include "terrace/train/run_reader.h"
 #include "terrace/train/run_stores.h"
 
 namespace terrace {
@@ -27,11 +28,14 @@ class LoadedRun {
   static Result<std::unique_ptr<LoadedRun>> Load(FileSystem* fs, const std::string& path,
                                                  const std::vector<std::string>& files,
                                                  bool for_scoring);
-  Status Run(ClickMetrics* metrics, const PredictionSink& sink);
+  Status Run(ClickMetrics* metrics, const PredictionSink& sink,
+             const std::function<bool()>& stopped);
   ExampleSource* source() { return source_.get(); }
 
  private:
   Status OpenNewestCheckpoint();
+  // A generated log may have had other slots than text has.
+  Status CompareData() const;
   Status OpenModel();
   Status OpenRows(FileSystem* fs);
 
@@ -54,6 +58,18 @@ Status LoadedRun::OpenNewestCheckpoint() {
   checkpoint_ = std::move(held.checkpoint);
   TERRACE_ASSIGN_OR_RETURN(
       job_, ParseJob(checkpoint_.job_yaml, JoinPath(run_->path(), "checkpoint"), {}));
+  return OkStatus();
+}
+
+Status LoadedRun::CompareData() const {
+  const std::string files = source_->schema().ToText();
+  for (const auto& [path, value] : checkpoint_.identity) {
+    if (path != kDataSchemaSetting || value == files) continue;
+    return InvalidArgumentError(fmt::format(
+        "the run was trained on data with other slots or dense features than these files have: "
+        "{}; the files: {}",
+        value, files));
+  }
   return OkStatus();
 }
 
@@ -116,17 +132,19 @@ Result<std::unique_ptr<LoadedRun>> LoadedRun::Load(FileSystem* fs, const std::st
   data.shuffle = "none";
   data.for_scoring = for_scoring;
   TERRACE_ASSIGN_OR_RETURN(loaded->source_, OpenSource(fs, data));
-  TERRACE_RETURN_IF_ERROR(loaded->OpenModel());
-  TERRACE_RETURN_IF_ERROR(loaded->OpenRows(fs));
+  TERRACE_RETURN_IF_ERROR(loaded->CompareData());
+  TERRACE_RETURN_IF_ERROR(MissingIsDamage(loaded->OpenModel()));
+  TERRACE_RETURN_IF_ERROR(MissingIsDamage(loaded->OpenRows(fs)));
   return loaded;
 }
 
-Status LoadedRun::Run(ClickMetrics* metrics, const PredictionSink& sink) {
+Status LoadedRun::Run(ClickMetrics* metrics, const PredictionSink& sink,
+                      const std::function<bool()>& stopped) {
   KeyPlanner planner(PlannedSlots(*plan_), plan_->tables.size(), job_.training.minibatch,
                      memory_.set_bytes);
   PinProvider rows(cache_pointers_, &*plan_, checkpoint_.cursor.examples);
   return Evaluate(source_.get(), memory_.batch, job_.training.minibatch, &planner, &rows,
-                  model_.executor.get(), metrics, sink, nullptr);
+                  model_.executor.get(), metrics, sink, stopped);
 }
 
 // The output appears whole or not at all: it is written there.
@@ -198,12 +216,13 @@ Result<Evaluation> EvaluateRun(FileSystem* fs, const std::string& run,
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<LoadedRun> loaded,
                            LoadedRun::Load(fs, run, files, /*for_scoring=*/false));
   ClickMetrics metrics;
-  TERRACE_RETURN_IF_ERROR(loaded->Run(&metrics, nullptr));
+  TERRACE_RETURN_IF_ERROR(loaded->Run(&metrics, nullptr, nullptr));
   return Evaluation{metrics.Compute(), loaded->source()->stats().bad_lines};
 }
 
 Result<SourceStats> PredictRun(FileSystem* fs, const std::string& run,
-                               const std::vector<std::string>& files, const std::string& output) {
+                               const std::vector<std::string>& files, const std::string& output,
+                               const std::function<bool()>& stopped) {
   TERRACE_RETURN_IF_ERROR(RefuseToReplaceInput(fs, files, output));
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<LoadedRun> loaded,
                            LoadedRun::Load(fs, run, files, /*for_scoring=*/true));
@@ -212,10 +231,11 @@ Result<SourceStats> PredictRun(FileSystem* fs, const std::string& run,
   if (!removed.ok() && removed.code() != StatusCode::kNotFound) return removed;
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs->Open(temporary, OpenMode::kCreate));
   PredictionWriter writer(std::move(file));
-  Status status = loaded->Run(nullptr, [&](const Batch& batch, std::uint32_t first_example,
-                                           std::span<const SlicePrediction> slices) {
+  const auto sink = [&writer](const Batch& batch, std::uint32_t first_example,
+                              std::span<const SlicePrediction> slices) {
     return WritePredictions(batch, first_example, slices, &writer);
-  });
+  };
+  Status status = loaded->Run(nullptr, sink, stopped);
   if (status.ok()) status = writer.Finish();
   if (status.ok()) status = fs->Rename(temporary, output);
   if (!status.ok()) {

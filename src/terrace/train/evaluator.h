@@ -3,6 +3,7 @@
 // run's job. Threads: one.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,8 +24,10 @@ Result<Evaluation> EvaluateRun(FileSystem* fs, const std::string& run,
 
 // Writes a probability per input line to `output` (a new file, or one that is replaced at the end),
 // in order; "nan" for a bad line. Returns how many lines there were. kInvalidArgument: that would
-// replace one of the inputs; or a file begins with bad lines alone.
+// replace one of the inputs; or a file begins with bad lines alone. kAborted: `stopped`, which is
+// asked now and then, was true; then there is no output.
 Result<SourceStats> PredictRun(FileSystem* fs, const std::string& run,
-                               const std::vector<std::string>& files, const std::string& output);
+                               const std::vector<std::string>& files, const std::string& output,
+                               const std::function<bool()>& stopped);
 
 }  // namespace terrace

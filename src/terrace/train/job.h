@@ -173,6 +173,9 @@ Result<ModelPlan> MakeModelPlan(const Job& job, const DataSchema& data);
 // The type of this machine's processor: what decides which kernels a library takes.
 std::string ProcessorType();
 
+// Of the settings below: the slots and dense features of the data.
+inline constexpr const char* kDataSchemaSetting = "data.schema";
+
 // Settings that identify the model, as (path, value) pairs in a fixed order: seed, data identity,
 // tables, slots, network, minibatch, threads, type of processor, ... Two runs with equal pairs
 // train the same bits. What is not here may change on --resume.

@@ -472,6 +472,30 @@ TEST(JobToYaml, ReadsBackToTheSameJob) {
   EXPECT_GT(parsed, 200);
 }
 
+// Keys may be added, with defaults; those that stand in somebody's job stay what they are.
+TEST(JobFormat, GoldenFileIsReadAndEachOfItsLinesIsWritten) {
+  FileSystem* fs = FileSystem::Posix();
+  const std::string path =
+      std::string(TERRACE_ROOT) + "/src/terrace/train/testdata/job_v1.golden.yaml";
+  Result<std::string> golden = ReadFileToString(fs, path);
+  ASSERT_TRUE(golden.ok()) << golden.status().ToString();
+  Result<Job> job = ReadJob(fs, path, {});
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  const std::string written = JobToYaml(*job);
+  std::size_t at = 0;
+  for (std::size_t begin = 0; begin < golden->size();) {
+    const std::size_t end = golden->find('\n', begin) + 1;
+    const std::string line = golden->substr(begin, end - begin);
+    const std::size_t found = written.find(line, at);
+    ASSERT_NE(found, std::string::npos) << line << "is missing, or in another place, in\n"
+                                        << written;
+    at = found + line.size();
+    begin = end;
+  }
+  job = Parse("format_version: 2\n" + std::string(kSmallJob));
+  EXPECT_THAT(job.status().message(), testing::HasSubstr("this program reads version 1"));
+}
+
 TEST(JobKeys, AreDistinctAndDescribed) {
   std::set<std::string> paths;
   for (const JobKey& key : JobKeys()) {

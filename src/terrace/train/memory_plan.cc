@@ -74,8 +74,13 @@ MemoryPlan FixedPart(const MemoryPlanInput& input) {
   const std::uint64_t rest = input.budget_bytes > before ? input.budget_bytes - before : 0;
   const std::uint64_t io = rest / 8 / (3 * std::uint64_t{input.stores});
   plan.io_buffer_bytes = std::clamp<std::uint64_t>(io, kMiB / 4, 8 * kMiB) / 4096 * 4096;
+  std::uint64_t source_bytes = input.source_bytes;
+  if (input.most_read_ahead_bytes > 0) {
+    source_bytes +=
+        ReadAheadBytes(input.most_read_ahead_bytes, input.budget_bytes) - input.read_ahead_bytes;
+  }
   plan.io_bytes = 3 * std::uint64_t{input.stores} * plan.io_buffer_bytes +
-                  (input.validates ? 2 : 1) * input.source_bytes;
+                  (input.validates ? 2 : 1) * source_bytes;
   return plan;
 }
 
@@ -102,6 +107,14 @@ std::uint64_t LeastTableBytes(const Job& job, const TablePlan& table) {
 }
 
 }  // namespace
+
+std::string WholeMiB(std::uint64_t bytes) {
+  return fmt::format("{} MiB", bytes / kMiB + (bytes % kMiB > 0 ? 1 : 0));
+}
+
+std::uint64_t ReadAheadBytes(std::uint64_t most_bytes, std::uint64_t budget_bytes) {
+  return std::min(most_bytes, std::max(kMiB, budget_bytes / 128));
+}
 
 std::uint64_t LeastBudgetBytes(const MemoryPlanInput& input) {
   MemoryPlanInput tried = input;
@@ -171,7 +184,7 @@ Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input) {
         "memory.budget of {} is too small: this job needs at least {} (process and network {}, "
         "rows of one mini-batch and index {}, buffers {}{}). Raise memory.budget, or lower "
         "training.minibatch.",
-        FormatBytes(input.budget_bytes), FormatBytes(enough.budget_bytes),
+        FormatBytes(input.budget_bytes), WholeMiB(enough.budget_bytes),
         FormatBytes(least.resident_bytes), FormatBytes(least_rows),
         FormatBytes(least.io_bytes + least.slack_bytes + least.transient_bytes),
         FiltersText(least, ", admission filters ")));

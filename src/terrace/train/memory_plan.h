@@ -28,7 +28,10 @@ struct MemoryPlanInput {
   std::uint64_t index_bytes = 0;        // Of the stores now; more after a resume.
   std::uint64_t filter_bytes = 0;       // Of all admission filters, both of each table.
   std::uint64_t source_bytes = 0;       // Of one source: read-ahead, archive, shuffling window.
-  bool validates = false;               // A second source is open at times.
+  // Of source_bytes, and what the job allows of it: another budget has another share. 0: every
+  // budget has that of source_bytes.
+  std::uint64_t read_ahead_bytes = 0, most_read_ahead_bytes = 0;
+  bool validates = false;  // A second source is open at times.
 };
 
 struct MemoryPlan {
@@ -54,6 +57,12 @@ std::uint64_t LeastBudgetBytes(const MemoryPlanInput& input);
 // kInvalidArgument: the budget is too small; says the least that would do.
 Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input);
 std::string DescribeMemoryPlan(const MemoryPlan& plan);
+
+// "628 MiB": whole ones, rounded up, so that who asks for the least that would do has it.
+std::string WholeMiB(std::uint64_t bytes);
+
+// What a trainer reads ahead, of the most that its job allows.
+std::uint64_t ReadAheadBytes(std::uint64_t most_bytes, std::uint64_t budget_bytes);
 
 // What a trainer and an evaluator of this job have in common; the process is measured as it is now.
 MemoryPlanInput MakeMemoryPlanInput(const Job& job, const ModelPlan& plan,

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "terrace/base/rng.h"
-#include "terrace/base/units.h"
 #include "terrace/train/index_plan.h"
 
 namespace terrace {
@@ -30,6 +29,12 @@ MemoryPlanInput RandomInput(Rng* rng) {
   input.dense_state_bytes = rng->Below(64) * kMiB;
   input.index_bytes = rng->Below(512) * kMiB;
   input.source_bytes = rng->Below(32) * kMiB;
+  if (rng->Below(2) == 1) {
+    // As a job has it that was tried with a small budget.
+    input.most_read_ahead_bytes = (1 + rng->Below(64)) * kMiB;
+    input.read_ahead_bytes = kMiB;
+    input.source_bytes += input.read_ahead_bytes;
+  }
   input.validates = rng->Below(2) == 1;
   if (rng->Below(2) == 1) input.filter_bytes = (1 + rng->Below(256)) * kMiB;
   return input;
@@ -45,12 +50,27 @@ TEST(MemoryPlan, TheLeastThatWouldDoDoes) {
     const Result<MemoryPlan> plan = PlanMemory(input);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     EXPECT_GE(plan->rows_bytes, input.least_cache_bytes + input.index_bytes);
+    // As the program finds itself when it is started with that.
+    if (input.most_read_ahead_bytes > 0) {
+      MemoryPlanInput again = input;
+      again.read_ahead_bytes = ReadAheadBytes(input.most_read_ahead_bytes, least);
+      again.source_bytes += again.read_ahead_bytes - input.read_ahead_bytes;
+      EXPECT_EQ(LeastBudgetBytes(again), least);
+      EXPECT_TRUE(PlanMemory(again).ok());
+    }
     input.budget_bytes = least - 4 * kMiB;
     const Result<MemoryPlan> refused = PlanMemory(input);
     ASSERT_FALSE(refused.ok()) << "not the least";
-    EXPECT_NE(refused.status().message().find("at least " + FormatBytes(least)), std::string::npos)
+    EXPECT_NE(refused.status().message().find("at least " + WholeMiB(least) + " "),
+              std::string::npos)
         << refused.status().message();
   }
+}
+
+TEST(MemoryPlan, TheLeastIsToldSoThatItIsEnough) {
+  EXPECT_EQ(WholeMiB(628 * kMiB), "628 MiB");
+  EXPECT_EQ(WholeMiB(628 * kMiB + 1), "629 MiB");
+  EXPECT_EQ(WholeMiB(1189 * kMiB), "1189 MiB") << "not 1.16 GiB, which is less";
 }
 
 TEST(MemoryPlan, PartsMakeTheBudget) {

@@ -130,6 +130,10 @@ Result<bool> RunFolderImpl::Inspect(Mode mode) {
         "anew",
         path_));
   }
+  // A folder whose RUN is no marker of ours stays as it is, without a lock of ours too. One that
+  // another process has removed meanwhile is no matter yet.
+  const Status marker = ReadRunMarker(fs_, path_).status();
+  if (!marker.ok() && marker.code() != StatusCode::kNotFound) return marker;
   return true;
 }
 

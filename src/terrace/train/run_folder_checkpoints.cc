@@ -122,9 +122,11 @@ Result<DenseState> RunFolderImpl::ReadDense(const Checkpoint& checkpoint) {
 
 Result<FileDigest> RunFolderImpl::WriteDense(std::uint64_t id, const DenseState& state) {
   SyncPoint::Hit("checkpoint.before_dense");
-  const std::string payload = EncodeDense(state);
-  return WriteFramedFile(fs_, DensePath(id), kDenseMagic, kDenseVersion,
-                         std::as_bytes(std::span(payload)));
+  std::string file = EncodeDense(state, kFrameHeaderBytes);
+  const std::span<std::byte> bytes = std::as_writable_bytes(std::span(file));
+  FrameInPlace(kDenseMagic, kDenseVersion, bytes);
+  TERRACE_RETURN_IF_ERROR(WriteFileAtomically(fs_, DensePath(id), bytes));
+  return FileDigest{bytes.size(), Checksum64(bytes)};
 }
 
 Result<FileDigest> RunFolderImpl::WriteFilter(std::uint64_t id, const std::string& table,

@@ -110,6 +110,10 @@ Result<std::unique_ptr<Store>> RunReader::OpenStore(const Checkpoint::StoreManif
   return opened;
 }
 
+Status MissingIsDamage(const Status& status) {
+  return status.code() == StatusCode::kNotFound ? CorruptionError(status.message()) : status;
+}
+
 Result<std::vector<RowField>> FieldsOfSchemaText(const std::string& text) {
   std::vector<RowField> fields;
   std::istringstream lines(text);

@@ -45,6 +45,10 @@ class RunReader {
   DiskQuota quota_;  // Of a reader: never asked.
 };
 
+// What reading a checkpoint that is held came to: a file that is missing there is damage,
+// kCorruption.
+Status MissingIsDamage(const Status& status);
+
 // The fields of a row, from the canonical text of its schema. kCorruption: no such text.
 Result<std::vector<RowField>> FieldsOfSchemaText(const std::string& text);
 

@@ -1,7 +1,9 @@
 #include "terrace/train/summary.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -510,6 +512,17 @@ std::string FormatDuration(double seconds) {
   if (seconds < 60) return fmt::format("{:.2f} s", seconds);
   const auto whole = static_cast<std::uint64_t>(seconds + 0.5);
   return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
+}
+
+double SecondsLeft(const Advance& advance) {
+  double examples = advance.max_examples > 0 ? static_cast<double>(advance.max_examples)
+                                             : std::numeric_limits<double>::infinity();
+  if (advance.read_share > 0) {
+    examples = std::min(examples, static_cast<double>(advance.read) / advance.read_share);
+  }
+  if (!std::isfinite(examples) || advance.examples_per_second <= 0) return -1;
+  return std::max(0.0, examples - static_cast<double>(advance.trained)) /
+         advance.examples_per_second;
 }
 
 std::string ProgressLine(const Progress& progress) {

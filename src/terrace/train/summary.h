@@ -180,6 +180,17 @@ Result<ClickMetricsResult> ResultFromJson(const std::string& json);
 // A person's table of a result.
 std::string ResultTable(const ClickMetricsResult& result, std::uint64_t bad_lines = 0);
 
+// How far a run is.
+struct Advance {
+  std::uint64_t trained = 0;       // Examples of the whole run.
+  std::uint64_t read = 0;          // Likewise; more than that wait to be trained.
+  double read_share = 0;           // Of all that there are; 0: unknown.
+  std::uint64_t max_examples = 0;  // training.max_examples; 0: none.
+  double examples_per_second = 0;
+};
+// Until the end; negative: unknown.
+double SecondsLeft(const Advance& advance);
+
 struct Progress {
   std::uint64_t examples = 0;
   double examples_per_second = 0;

@@ -209,6 +209,30 @@ TEST(Progress, LineAndDurations) {
   progress.auc = std::nan("");
   EXPECT_THAT(ProgressLine(progress), HasSubstr("AUC - |"));
   EXPECT_THAT(ProgressLine(progress), testing::EndsWith("1.50 GiB"));
+}
+
+TEST(Progress, TimeLeftIsOfWhatIsNotTrainedYet) {
+  // A quarter of the log is read, not all of it trained: 400 examples in all.
+  const Advance advance = {80, 100, 0.25, 0, 10};
+  EXPECT_EQ(SecondsLeft(advance), 32);
+  Advance other = advance;
+  other.max_examples = 200;
+  EXPECT_EQ(SecondsLeft(other), 12);
+  other.read_share = 0;
+  EXPECT_EQ(SecondsLeft(other), 12);
+  other.max_examples = 0;
+  EXPECT_LT(SecondsLeft(other), 0) << "unknown";
+  other = advance;
+  other.read = 400;
+  other.read_share = 1;
+  EXPECT_EQ(SecondsLeft(other), 32) << "all is read, not trained";
+  other.max_examples = 50;
+  EXPECT_EQ(SecondsLeft(other), 0);
+  other.examples_per_second = 0;
+  EXPECT_LT(SecondsLeft(other), 0);
+}
+
+TEST(Progress, Durations) {
   EXPECT_EQ(FormatDuration(3.214), "3.21 s");
   EXPECT_EQ(FormatDuration(36000), "10:00:00");
   EXPECT_EQ(FormatDuration(std::nan("")), "-");

@@ -121,6 +121,7 @@ Status TrainingRun::WriteInterval() {
   record.performance.ssd.drives = Drives();
   record.performance.SubtractTotals(last_totals_);
   last_totals_ = totals;
+  last_window_ = record.window;
   record.performance.examples_per_second =
       record.performance.interval_seconds > 0
           ? static_cast<double>(record.window.examples) / record.performance.interval_seconds
@@ -139,7 +140,8 @@ void TrainingRun::ShowProgress() {
   const std::uint64_t before = std::max(last_progress_examples_, start_examples_);
   progress.examples_per_second =
       seconds > 0 ? static_cast<double>(cursor_.examples - before) / seconds : 0;
-  const ClickMetricsResult window = window_.Compute();
+  ClickMetricsResult window = window_.Compute();
+  if (window.examples == 0) window = last_window_;
   progress.auc = window.auc;
   progress.logloss = window.logloss;
   const RowCacheStats cache = CacheStats();
@@ -154,9 +156,14 @@ void TrainingRun::ShowProgress() {
         static_cast<double>(ssd.write_bytes - last_progress_write_) / seconds;
   }
   progress.memory_bytes = ReadProcessMemory().resident_bytes;
-  const double done = source_->stats().progress;
-  const double elapsed = now - start_seconds_;
-  if (done > 0.01 && start_examples_ == 0) progress.eta_seconds = elapsed * (1 - done) / done;
+  // The first mini-batches are no measure of the rate.
+  if (last_progress_seconds_ > 0) {
+    const SourceStats read = source_->stats();
+    const double rate =
+        static_cast<double>(cursor_.examples - start_examples_) / (now - start_seconds_);
+    progress.eta_seconds = SecondsLeft({cursor_.examples, start_examples_ + read.examples,
+                                        read.progress, job_.training.max_examples, rate});
+  }
   SetProgressLine(ProgressLine(progress));
   last_progress_seconds_ = now;
   last_progress_examples_ = cursor_.examples;

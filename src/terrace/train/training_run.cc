@@ -309,7 +309,11 @@ Status TrainingRun::AfterFailure(const Status& failure) {
   // A full disk or quota, or memory, leaves what was trained intact: the reserve is there for one
   // last checkpoint.
   if (!wanted && failure.code() != StatusCode::kIo && failure.code() != StatusCode::kOutOfMemory) {
-    return failure.WithContext(fmt::format("training stopped at example {}", cursor_.examples));
+    // What was right to begin with and trained for a while is no wrong argument, but a log that is
+    // damaged further on.
+    const bool later = failure.code() == StatusCode::kInvalidArgument && cursor_.examples > 0;
+    return (later ? CorruptionError(failure.message()) : failure)
+        .WithContext(fmt::format("training stopped at example {}", cursor_.examples));
   }
   stores_->SetKeepFree(0);
   const Status checkpoint = TakeCheckpoint(false);
@@ -381,9 +385,8 @@ Status TrainingRun::TakeCheckpoint(bool finished) {
   checkpoint.finished = finished;
   SyncPoint::Hit("checkpoint.before_commit");
   TERRACE_ASSIGN_OR_RETURN(checkpoint.stores, stores_->Commit(id));
-  const DenseState dense = model_.network->Save();
   TERRACE_RETURN_IF_ERROR(quota_->Reserve(MostDenseFileBytes(), 0));
-  const Result<FileDigest> digest = run_->WriteDense(id, dense);
+  const Result<FileDigest> digest = run_->WriteDense(id, model_.network->Save());
   quota_->Release(MostDenseFileBytes() - (digest.ok() ? WholeBlocks(digest->size) : 0));
   TERRACE_RETURN_IF_ERROR(digest.status());
   checkpoint.dense.push_back(*digest);

@@ -166,6 +166,7 @@ class TrainingRun {
   StepRates rates_;
   ClickMetrics progressive_;
   ClickMetrics window_;
+  ClickMetricsResult last_window_;  // The one that ended last in this process.
   std::optional<ClickMetricsResult> validation_;
   bool reached_max_examples_ = false;
   bool interrupted_ = false;

@@ -48,6 +48,14 @@ Result<std::unique_ptr<ExampleSource>> OpenJobSource(FileSystem* fs, const DataO
   return source;
 }
 
+// Two things that were looked at one beside the other: what is wrong with the job is told at once.
+Status Both(const Status& a, const Status& b) {
+  if (a.code() != StatusCode::kInvalidArgument || b.code() != StatusCode::kInvalidArgument) {
+    return a.ok() ? b : a;
+  }
+  return InvalidArgumentError(a.message() + "\n" + b.message());
+}
+
 }  // namespace
 
 Status TrainingRun::Prepare(RunMode mode) {
@@ -58,7 +66,9 @@ Status TrainingRun::Prepare(RunMode mode) {
     const ScopedBinding binding(binding_.training);  // The compute threads are born there.
     TERRACE_ASSIGN_OR_RETURN(model_, ModelRuntime::Make(job_, *plan_));
   }
-  TERRACE_RETURN_IF_ERROR(MakeMemoryPlan());
+  // A run that is there may hold more than a new one can begin with. Before it is deleted.
+  const Status quota = mode == RunMode::kResume ? OkStatus() : CheckQuota();
+  TERRACE_RETURN_IF_ERROR(Both(MakeMemoryPlan(), quota));
   TERRACE_RETURN_IF_ERROR(MakeFilters());
   TERRACE_RETURN_IF_ERROR(OpenRun(mode));
   if (already_finished_) return OkStatus();
@@ -75,18 +85,19 @@ Status TrainingRun::Prepare(RunMode mode) {
 
 Status TrainingRun::OpenInputs() {
   DataOptions train = job_.train_data;
-  train.read_ahead_bytes =
-      std::min(train.read_ahead_bytes, std::max(kMiB, job_.memory.budget_bytes / 128));
+  train.read_ahead_bytes = ReadAheadBytes(train.read_ahead_bytes, job_.memory.budget_bytes);
   train_read_ahead_bytes_ = train.read_ahead_bytes;
-  TERRACE_ASSIGN_OR_RETURN(source_, OpenJobSource(fs_, train, "data.train"));
+  Result<std::unique_ptr<ExampleSource>> source = OpenJobSource(fs_, train, "data.train");
   if (job_.has_validation) {
-    TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<ExampleSource> validation,
-                             OpenJobSource(fs_, job_.validation_data, "data.validation"));
-    if (validation->schema().ToText() != source_->schema().ToText()) {
+    const Result<std::unique_ptr<ExampleSource>> validation =
+        OpenJobSource(fs_, job_.validation_data, "data.validation");
+    TERRACE_RETURN_IF_ERROR(Both(source.status(), validation.status()));
+    if ((*validation)->schema().ToText() != (*source)->schema().ToText()) {
       return InvalidArgumentError(
           "the validation data has other slots or dense features than the training data");
     }
   }
+  TERRACE_ASSIGN_OR_RETURN(source_, std::move(source));
   TERRACE_ASSIGN_OR_RETURN(ModelPlan plan, MakeModelPlan(job_, source_->schema()));
   plan_.emplace(std::move(plan));
   for (const TablePlan& table : plan_->tables)
@@ -114,6 +125,8 @@ Status TrainingRun::MakeMemoryPlan() {
     }
     input.batches_ahead = static_cast<std::uint32_t>(1 + capacities_[0]);
   }
+  input.read_ahead_bytes = train_read_ahead_bytes_;
+  input.most_read_ahead_bytes = job_.train_data.read_ahead_bytes;
   input.dense_state_bytes = model_.network->ParameterBytes();
   input.validates = job_.has_validation;
   input.filter_bytes = 2 * FilterFilesBytes();
@@ -144,8 +157,6 @@ Status TrainingRun::MakeFilters() {
 
 Status TrainingRun::OpenRun(RunMode mode) {
   const ScopedBinding binding(binding_.io);  // Where the stores' threads are born.
-  // Before a run that is there is deleted.
-  if (mode != RunMode::kResume) TERRACE_RETURN_IF_ERROR(CheckQuota());
   TERRACE_ASSIGN_OR_RETURN(run_, RunFolder::Open(fs_, job_.output, FolderMode(mode), &job_));
   quota_ = std::make_unique<DiskQuota>(job_.ssd.quota_bytes);
   RunStores::Options options;
@@ -202,7 +213,7 @@ Status TrainingRun::CheckQuota() const {
   return InvalidArgumentError(
       fmt::format("ssd.quota of {} is too small: a checkpoint, the rows of a mini-batch and "
                   "one compaction need at least {}",
-                  FormatBytes(job_.ssd.quota_bytes), FormatBytes(least)));
+                  FormatBytes(job_.ssd.quota_bytes), WholeMiB(least)));
 }
 
 void TrainingRun::AbandonIfUntrained() {
@@ -256,7 +267,7 @@ Status TrainingRun::MakeCaches() {
     return OutOfMemoryError(fmt::format(
         "the index of the run's rows takes {}: memory.budget must be at least {}",
         FormatBytes(index_bytes),
-        FormatBytes(memory_.budget_bytes + index_bytes + least - memory_.rows_bytes + kMiB)));
+        WholeMiB(memory_.budget_bytes + index_bytes + least - memory_.rows_bytes + kMiB)));
   }
   planned_index_bytes_ = std::min(index_bytes + IndexStep(), memory_.rows_bytes - least);
   const std::vector<std::uint64_t> bytes =
