@@ -87,8 +87,9 @@ std::uint32_t SegmentedIndex<Line>::NextLine(std::uint64_t bits, std::uint32_t n
     constexpr std::uint64_t kMask = (std::uint64_t{1} << Line::kHashBits) - 1;
     step += HomeOf(bits * 0x9e3779b97f4a7c15ULL & kMask, lines - 1);
   }
-  const std::uint64_t next = number + step;
-  return static_cast<std::uint32_t>(next >= lines ? next - lines : next);
+  // No branch, which nobody could foresee: what is negative is a great number.
+  const auto next = static_cast<std::uint32_t>(number + step);
+  return std::min(next, next - lines);
 }
 
 template <typename Line>
@@ -258,9 +259,11 @@ Status SegmentedIndex<Line>::TakeLines(std::size_t s, std::uint64_t count) {
 
 template <typename Line>
 auto SegmentedIndex<Line>::LinesOf(std::size_t s) const -> SegmentLines {
-  SegmentLines lines{ClassOf(s), segments_[s].lines, {}};
-  for (std::size_t k = 0; kLineExtents.begin(lines.line_class, k) < lines.count; ++k) {
-    lines.extents[k] = arena_.At(extents_[k][s]);
+  const std::size_t c = ClassOf(s);
+  SegmentLines lines(segments_[s].lines);
+  for (std::size_t k = 0, at = 0; at < lines.size(); ++k) {
+    Line* line = arena_.At(extents_[k][s]);
+    for (const std::size_t end = kLineExtents.begin(c, k + 1); at < end; ++at) lines[at] = line++;
   }
   return lines;
 }
@@ -280,9 +283,9 @@ Status SegmentedIndex<Line>::Grow(std::size_t s, std::uint64_t count) {
   if (segments_[s].lines == kept) return taken;
   const SegmentLines lines = LinesOf(s);
   loose_.clear();
-  if (lines.count > 2 * std::uint64_t{kept}) {
+  if (lines.size() > 2 * std::uint64_t{kept}) {
     for (std::uint32_t number = 0; number < kept; ++number) {
-      Line* const line = lines.At(number);
+      Line* const line = lines[number];
       for (std::uint32_t way = 0; way < line->state.count; ++way) {
         loose_.push_back(EntryOf(s, *line, way));
       }
@@ -292,7 +295,7 @@ Status SegmentedIndex<Line>::Grow(std::size_t s, std::uint64_t count) {
   }
   SpreadLines(s, lines, kept);
   for (const Loose& entry : loose_) {
-    InsertEntry(entry, lines.count, [&](std::uint32_t number) { return lines.At(number); });
+    InsertEntry(entry, segments_[s].lines, [&](std::uint32_t number) { return lines[number]; });
   }
   return taken;
 }
@@ -304,18 +307,19 @@ void SegmentedIndex<Line>::SpreadLines(std::size_t s, const SegmentLines& lines,
   // Homes move only up: from the last line down, those above have been left. They are at most three
   // for the entries at home in a line; the fourth list is of those that are not, or find it full.
   constexpr std::uint32_t kLoose = 3;
+  const auto after = static_cast<std::uint32_t>(lines.size());
   for (std::uint32_t number = before; number-- > 0;) {
-    if (number >= kAhead) __builtin_prefetch(lines.At(number - kAhead), 1);
-    Line* const line = lines.At(number);
+    if (number >= kAhead) __builtin_prefetch(lines[number - kAhead], 1);
+    Line* const line = lines[number];
     const Line old = *line;
     *line = Line{};
-    const auto first = static_cast<std::uint32_t>(std::uint64_t{number} * lines.count / before);
+    const auto first = static_cast<std::uint32_t>(std::uint64_t{number} * after / before);
     Line loose{};
     Line* to[kLoose + 1];
     std::uint32_t count[kLoose + 1];
-    const std::uint32_t homes = std::min(kLoose, lines.count - first);
+    const std::uint32_t homes = std::min(kLoose, after - first);
     for (std::uint32_t k = 0; k < homes; ++k) {
-      to[k] = lines.At(first + k);
+      to[k] = lines[first + k];
       count[k] = to[k]->state.count;
     }
     to[kLoose] = &loose;
@@ -323,7 +327,7 @@ void SegmentedIndex<Line>::SpreadLines(std::size_t s, const SegmentLines& lines,
     // Without branches, which nobody could foretell.
     for (std::uint32_t way = 0; way < old.state.count; ++way) {
       const std::uint64_t bits = old.bits(way);
-      const std::uint32_t home = HomeOf(bits, lines.count) - first;
+      const std::uint32_t home = HomeOf(bits, after) - first;
       std::uint32_t k = HomeOf(bits, before) == number ? home : kLoose;
       k = count[k] == Line::kWays ? kLoose : k;
       to[k]->Set(count[k]++, bits, old.place(way));
@@ -336,7 +340,7 @@ void SegmentedIndex<Line>::SpreadLines(std::size_t s, const SegmentLines& lines,
     if (!old.state.shared) continue;
     for (std::uint32_t way = 0; way < old.state.count; ++way) {
       const Loose entry = EntryOf(s, old, way);
-      if (entry.shared) lines.At(HomeOf(entry.bits, lines.count))->state.shared = 1;
+      if (entry.shared) lines[HomeOf(entry.bits, after)]->state.shared = 1;
     }
   }
 }
@@ -418,58 +422,78 @@ template <typename Line>
 void SegmentedIndex<Line>::FillSegment(const SegmentLines& lines,
                                        std::span<const std::uint64_t> hashes, const Place* places,
                                        std::vector<Other>* others) const {
-  // First each line gets those at home there, then what did not fit hops on.
-  struct Homeless {
-    std::uint32_t key, line;
-  };
-  RawVector<Homeless> homeless(hashes.size());
-  std::size_t left = 0;                      // Homeless ones.
+  const auto line_count = static_cast<std::uint32_t>(lines.size());
+  // Those that have no like before them, and as many more as a line may read beyond them.
+  RawVector<Entry> all(hashes.size() + Line::kWays);
+  Entry* const entries = all.data();
+  std::vector<std::uint32_t> ends(line_count);  // Of the entries at home in a line or before it.
+  std::uint32_t* const end_of = ends.data();
+  std::uint32_t count = 0;
   std::uint64_t before = ~std::uint64_t{0};  // No bits of a hash.
-  Product end = 0;                           // Bits times lines, of the first key behind the line.
-  const auto keys = static_cast<std::uint32_t>(hashes.size());
-  for (std::uint32_t number = 0, i = 0; number < lines.count; ++number) {
-    Line* const line = lines.At(number);
-    *line = Line{};
-    std::uint32_t count = 0;
-    end += Product{1} << Line::kHashBits;
-    for (; i < keys; ++i) {
-      const std::uint64_t bits = BitsOf(hashes[i]);
-      if (Product{bits} * lines.count >= end) break;
-      if (bits == before) {
-        if (count <= Line::kWays) line->state.shared = 1;  // Else the one before is homeless.
-        others->push_back({hashes[i], places[i]});
-        continue;
-      }
-      before = bits;
-      if (count < Line::kWays) {
-        line->Set(count, bits, Pack(places[i]));
-      } else {
-        homeless[left++] = {i, number};
-      }
-      ++count;
-    }
-    line->state.count = std::min(count, Line::kWays) & 0xf;
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    const std::uint64_t bits = BitsOf(hashes[i]);
+    entries[count] = {static_cast<Word>(bits), static_cast<Word>(Pack(places[i]))};
+    count += bits != before ? 1 : 0;
+    end_of[HomeOf(bits, line_count)] = count;
+    before = bits;
   }
-  // As InsertEntry does, all of them a hop at a time: of one after another each would wait for the
-  // branches of the one before, which nothing foresees.
-  for (std::uint32_t tried = 1; left > 0; ++tried) {
-    const std::span<Homeless> hopping = std::span(homeless).first(left);
-    for (Homeless& entry : hopping) {
-      LineState& full = lines.At(entry.line)->state;
-      if (full.passed < kMaxPassed) ++full.passed;
-      entry.line = NextLine(BitsOf(hashes[entry.key]), entry.line, tried, lines.count);
+  std::fill_n(entries + count, Line::kWays, Entry{});
+  // How many keys have their home in a line nobody foresees: each is written as a full one, and its
+  // count says what is its own.
+  RawVector<Homeless> homeless(count);
+  std::size_t left = 0;
+  std::vector<LineState> states(line_count);
+  for (std::uint32_t number = 0, begin = 0; number < line_count; ++number) {
+    Line* const line = lines[number];
+    const Entry* const next = entries + begin;
+    for (std::uint32_t way = 0; way < Line::kWays; ++way) {
+      line->Set(way, next[way].bits, next[way].packed);
     }
-    left = 0;
-    for (const Homeless& entry : hopping) {
-      Line* const line = lines.At(entry.line);
-      if (line->state.count == Line::kWays) {
-        homeless[left++] = entry;
-        continue;
-      }
-      const std::uint64_t bits = BitsOf(hashes[entry.key]);
-      const bool shared = entry.key + 1 < keys && BitsOf(hashes[entry.key + 1]) == bits;
-      Append(line, {bits, Pack(places[entry.key]), shared});
+    const std::uint32_t end = std::max(begin, end_of[number]);
+    states[number].count = std::min(end - begin, Line::kWays) & 0xf;
+    for (begin += Line::kWays; begin < end; ++begin) homeless[left++] = {begin, number, 0};
+    begin = end;
+  }
+  RawVector<Homeless> settled(left + 1);
+  HopOn(entries, std::span(homeless).first(left), line_count, states.data(), settled.data());
+  for (const Homeless& entry : std::span(settled).first(left)) {
+    const auto [bits, packed] = entries[entry.key];
+    lines[entry.line]->Set(entry.way, bits, packed);
+  }
+  for (std::uint32_t number = 0; number < line_count; ++number) {
+    lines[number]->state = states[number];
+  }
+  for (std::size_t i = 1; count < hashes.size(); ++i) {
+    const std::uint64_t bits = BitsOf(hashes[i]);
+    if (bits != BitsOf(hashes[i - 1])) continue;
+    ++count;
+    others->push_back({hashes[i], places[i]});
+    std::uint32_t number = HomeOf(bits, line_count);
+    for (std::uint32_t tried = 1; lines[number]->Match(bits) == 0; ++tried) {
+      number = NextLine(bits, number, tried, line_count);
     }
+    lines[number]->state.shared = 1;
+  }
+}
+
+template <typename Line>
+void SegmentedIndex<Line>::HopOn(const Entry* entries, std::span<Homeless> homeless,
+                                 std::uint32_t line_count, LineState* states, Homeless* settled) {
+  for (std::uint32_t tried = 1; !homeless.empty(); ++tried) {
+    std::size_t left = 0;
+    for (Homeless entry : homeless) {
+      LineState& full = states[entry.line];
+      full.passed = (full.passed + (full.passed < kMaxPassed ? 1 : 0)) & kMaxPassed;
+      entry.line = NextLine(entries[entry.key].bits, entry.line, tried, line_count);
+      LineState& state = states[entry.line];
+      entry.way = state.count;
+      const std::uint32_t fits = entry.way < Line::kWays ? 1 : 0;
+      state.count = (entry.way + fits) & 0xf;
+      homeless[left] = *settled = entry;
+      settled += fits;
+      left += 1 - fits;
+    }
+    homeless = homeless.first(left);
   }
 }
 

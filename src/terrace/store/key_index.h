@@ -26,6 +26,7 @@
 
 #include "terrace/base/memory.h"
 #include "terrace/base/mutex.h"
+#include "terrace/base/raw_vector.h"
 #include "terrace/base/rng.h"
 #include "terrace/base/status.h"
 #include "terrace/store/index.h"
@@ -239,17 +240,9 @@ class SegmentedIndex final : public RowIndex {
   // REQUIRES: a line has room. line_of(number) leads to it.
   template <typename LineOf>
   static void InsertEntry(const Loose& entry, std::uint32_t lines, LineOf line_of);
-  // Where a segment's lines lie, for who goes over all of them, also while another thread takes
-  // lines for other segments.
-  struct SegmentLines {
-    Line* At(std::uint32_t number) const {
-      const LineExtents::Spot spot = kLineExtents.Find(line_class, number);
-      return extents[spot.extent] + spot.beyond;
-    }
-    std::size_t line_class;
-    std::uint32_t count;
-    std::array<Line*, LineExtents::kMost> extents;
-  };
+  // Where each line of a segment lies, for who goes over all of them, also while another thread
+  // takes lines for other segments.
+  using SegmentLines = RawVector<Line*>;
   SegmentLines LinesOf(std::size_t s) const;
   // Gives segment s empty lines for `count` entries, if it has not so many.
   Status TakeLines(std::size_t s, std::uint64_t count);
@@ -262,6 +255,18 @@ class SegmentedIndex final : public RowIndex {
   // Puts the keys of a segment that has none into its lines; those that are alike go to `others`.
   void FillSegment(const SegmentLines& lines, std::span<const std::uint64_t> hashes,
                    const Place* places, std::vector<Other>* others) const;
+  // An entry of a segment that is filled, and one whose home is full: it stands at that line.
+  using Word = std::conditional_t<Line::kExact, std::uint64_t, std::uint32_t>;
+  struct Entry {
+    Word bits, packed;
+  };
+  struct Homeless {
+    std::uint32_t key, line, way;
+  };
+  // Finds lines for them as InsertEntry does, all of them a hop at a time and without a branch on
+  // what has room, which nobody could foresee.
+  static void HopOn(const Entry* entries, std::span<Homeless> homeless, std::uint32_t line_count,
+                    LineState* states, Homeless* settled);
 
   const int row_bits_;
   Mutex fill_mu_;                  // Held by Fill while it changes what segments share.
