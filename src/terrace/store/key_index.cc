@@ -388,20 +388,27 @@ void SegmentedIndex<Line>::Insert(std::span<const std::uint64_t> hashes, const P
 }
 
 template <typename Line>
-Status SegmentedIndex<Line>::Fill(std::span<const std::uint64_t> hashes, const Place* places) {
+Status SegmentedIndex<Line>::Fill(std::span<const KeyPlace> keys) {
   std::vector<Other> others;
-  for (std::size_t begin = 0, end; begin < hashes.size(); begin = end) {
-    const std::size_t s = SegmentOf(hashes[begin]);
-    end = begin + 1;
-    while (end < hashes.size() && SegmentOf(hashes[end]) == s) ++end;
-    const auto part = hashes.subspan(begin, end - begin);
+  while (!keys.empty()) {
+    const std::size_t s = SegmentOf(keys.front().hash);
+    const auto end = std::partition_point(
+        keys.begin(), keys.end(), [s](const KeyPlace& key) { return SegmentOf(key.hash) == s; });
+    const std::span<const KeyPlace> part(keys.begin(), end);
+    keys = keys.subspan(part.size());
     SegmentLines lines;
     {
       MutexLock lock(&fill_mu_);
       segments_.resize(kSegments);
       if (segments_[s].count > 0) {
-        TERRACE_RETURN_IF_ERROR(Reserve(part));
-        Insert(part, places + begin);
+        std::vector<std::uint64_t> hashes;
+        std::vector<Place> places;
+        for (const auto& [hash, place] : part) {
+          hashes.push_back(hash);
+          places.push_back(place);
+        }
+        TERRACE_RETURN_IF_ERROR(Reserve(hashes));
+        Insert(hashes, places.data());
         continue;
       }
       TERRACE_RETURN_IF_ERROR(TakeLines(s, part.size()));
@@ -409,7 +416,7 @@ Status SegmentedIndex<Line>::Fill(std::span<const std::uint64_t> hashes, const P
     }
     // Nobody else touches this segment.
     others.clear();
-    FillSegment(lines, part, places + begin, &others);
+    FillSegment(lines, part, &others);
     segments_[s].count = static_cast<std::uint32_t>(part.size() - others.size());
     MutexLock lock(&fill_mu_);
     size_ += part.size();
@@ -419,55 +426,56 @@ Status SegmentedIndex<Line>::Fill(std::span<const std::uint64_t> hashes, const P
 }
 
 template <typename Line>
-void SegmentedIndex<Line>::FillSegment(const SegmentLines& lines,
-                                       std::span<const std::uint64_t> hashes, const Place* places,
+void SegmentedIndex<Line>::FillSegment(const SegmentLines& lines, std::span<const KeyPlace> keys,
                                        std::vector<Other>* others) const {
+  using Word = typename Line::Word;
   const auto line_count = static_cast<std::uint32_t>(lines.size());
-  // Those that have no like before them, and as many more as a line may read beyond them.
-  RawVector<Entry> all(hashes.size() + Line::kWays);
-  Entry* const entries = all.data();
-  std::vector<std::uint32_t> ends(line_count);  // Of the entries at home in a line or before it.
+  // Of the keys that have no like before them, and of as many more as a line may read beyond them.
+  RawVector<Word> all_bits(keys.size() + Line::kWays), all_places(keys.size() + Line::kWays);
+  std::vector<std::uint32_t> ends(line_count);  // Of those at home in a line, in these.
+  Word* const bits_of = all_bits.data();
+  Word* const place_of = all_places.data();
   std::uint32_t* const end_of = ends.data();
   std::uint32_t count = 0;
   std::uint64_t before = ~std::uint64_t{0};  // No bits of a hash.
-  for (std::size_t i = 0; i < hashes.size(); ++i) {
-    const std::uint64_t bits = BitsOf(hashes[i]);
-    entries[count] = {static_cast<Word>(bits), static_cast<Word>(Pack(places[i]))};
+  for (const auto& [hash, place] : keys) {
+    const std::uint64_t bits = BitsOf(hash);
+    bits_of[count] = static_cast<Word>(bits);
+    place_of[count] = static_cast<Word>(Pack(place));
     count += bits != before ? 1 : 0;
     end_of[HomeOf(bits, line_count)] = count;
     before = bits;
   }
-  std::fill_n(entries + count, Line::kWays, Entry{});
+  std::fill_n(bits_of + count, Line::kWays, 0);
+  std::fill_n(place_of + count, Line::kWays, 0);
   // How many keys have their home in a line nobody foresees: each is written as a full one, and its
   // count says what is its own.
   RawVector<Homeless> homeless(count);
   std::size_t left = 0;
-  std::vector<LineState> states(line_count);
+  std::vector<std::uint8_t> counts(line_count), passed(line_count);
   for (std::uint32_t number = 0, begin = 0; number < line_count; ++number) {
-    Line* const line = lines[number];
-    const Entry* const next = entries + begin;
-    for (std::uint32_t way = 0; way < Line::kWays; ++way) {
-      line->Set(way, next[way].bits, next[way].packed);
-    }
+    lines[number]->SetAll(bits_of + begin, place_of + begin);
     const std::uint32_t end = std::max(begin, end_of[number]);
-    states[number].count = std::min(end - begin, Line::kWays) & 0xf;
+    counts[number] = static_cast<std::uint8_t>(std::min(end - begin, Line::kWays));
     for (begin += Line::kWays; begin < end; ++begin) homeless[left++] = {begin, number, 0};
     begin = end;
   }
   RawVector<Homeless> settled(left + 1);
-  HopOn(entries, std::span(homeless).first(left), line_count, states.data(), settled.data());
+  HopOn(bits_of, std::span(homeless).first(left), counts, passed.data(), settled.data());
   for (const Homeless& entry : std::span(settled).first(left)) {
-    const auto [bits, packed] = entries[entry.key];
-    lines[entry.line]->Set(entry.way, bits, packed);
+    lines[entry.line]->Set(entry.way, bits_of[entry.key], place_of[entry.key]);
   }
   for (std::uint32_t number = 0; number < line_count; ++number) {
-    lines[number]->state = states[number];
+    LineState state{};
+    state.count = counts[number] & 0xf;
+    state.passed = passed[number] & kMaxPassed;
+    lines[number]->state = state;
   }
-  for (std::size_t i = 1; count < hashes.size(); ++i) {
-    const std::uint64_t bits = BitsOf(hashes[i]);
-    if (bits != BitsOf(hashes[i - 1])) continue;
+  for (std::size_t i = 1; count < keys.size(); ++i) {
+    const std::uint64_t bits = BitsOf(keys[i].hash);
+    if (bits != BitsOf(keys[i - 1].hash)) continue;
     ++count;
-    others->push_back({hashes[i], places[i]});
+    others->push_back(keys[i]);
     std::uint32_t number = HomeOf(bits, line_count);
     for (std::uint32_t tried = 1; lines[number]->Match(bits) == 0; ++tried) {
       number = NextLine(bits, number, tried, line_count);
@@ -477,18 +485,19 @@ void SegmentedIndex<Line>::FillSegment(const SegmentLines& lines,
 }
 
 template <typename Line>
-void SegmentedIndex<Line>::HopOn(const Entry* entries, std::span<Homeless> homeless,
-                                 std::uint32_t line_count, LineState* states, Homeless* settled) {
+void SegmentedIndex<Line>::HopOn(const typename Line::Word* bits, std::span<Homeless> homeless,
+                                 std::span<std::uint8_t> counts, std::uint8_t* passed,
+                                 Homeless* settled) {
+  const auto line_count = static_cast<std::uint32_t>(counts.size());
   for (std::uint32_t tried = 1; !homeless.empty(); ++tried) {
     std::size_t left = 0;
     for (Homeless entry : homeless) {
-      LineState& full = states[entry.line];
-      full.passed = (full.passed + (full.passed < kMaxPassed ? 1 : 0)) & kMaxPassed;
-      entry.line = NextLine(entries[entry.key].bits, entry.line, tried, line_count);
-      LineState& state = states[entry.line];
-      entry.way = state.count;
+      std::uint8_t& full = passed[entry.line];
+      full += full < kMaxPassed ? 1 : 0;
+      entry.line = NextLine(bits[entry.key], entry.line, tried, line_count);
+      entry.way = counts[entry.line];
       const std::uint32_t fits = entry.way < Line::kWays ? 1 : 0;
-      state.count = (entry.way + fits) & 0xf;
+      counts[entry.line] = static_cast<std::uint8_t>(entry.way + fits);
       homeless[left] = *settled = entry;
       settled += fits;
       left += 1 - fits;
