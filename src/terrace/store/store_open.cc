@@ -218,16 +218,16 @@ Result<FilePtr> StoreImpl::OpenFile(const Manifest::File& named) {
 
 Result<std::vector<FilePtr>> StoreImpl::OpenFiles(const Manifest& manifest) {
   std::vector<Result<FilePtr>> opened(manifest.files.size(), InternalError("not opened"));
-  const auto open = [&](int i) {
+  const auto open_one = [&](int i) {
     const auto f = static_cast<std::size_t>(i);
     opened[f] = OpenFile(manifest.files[f]);
   };
   const int tasks = static_cast<int>(opened.size());
   MutexLock reading(&read_mu_);
   if (read_workers_ == nullptr) {
-    for (int task = 0; task < tasks; ++task) open(task);
+    for (int task = 0; task < tasks; ++task) open_one(task);
   } else {
-    read_workers_->Run(tasks, open);
+    read_workers_->Run(tasks, open_one);
   }
   std::vector<FilePtr> files;
   for (Result<FilePtr>& file : opened) {

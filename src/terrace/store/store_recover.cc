@@ -33,6 +33,7 @@ class StoreImpl::KeyShare {
         visits_(visits),
         windows_(rounds),
         counts_(files.size()) {
+    // As KeyVersion::place has it.
     for (std::size_t f = 0; f < files.size(); ++f) TERRACE_CHECK(files[f]->slot == f);
   }
 
@@ -107,7 +108,7 @@ Status StoreImpl::TakeRound(KeyRounds* rounds, std::span<const std::unique_ptr<K
   const std::uint64_t first = rounds->first() / kFillGrain;
   const std::uint64_t ranges = rounds->last() / kFillGrain - first + 1;
   std::vector<Status> taken(shares.size());
-  const std::thread::id caller = std::this_thread::get_id();
+  const auto caller = std::this_thread::get_id();
   const auto take = [&](int task) {
     // Requests, which cost time as well, while the other threads have begun.
     if (std::this_thread::get_id() == caller) rounds->ReadAhead();
