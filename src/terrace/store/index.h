@@ -31,6 +31,11 @@ constexpr std::uint32_t RowOfPlace(Place place) {
   return static_cast<std::uint32_t>(place & (kMaxRowsPerFile - 1));
 }
 
+struct KeyPlace {
+  std::uint64_t hash;
+  Place place;
+};
+
 // From a multiple of it on (see RowIndex::Fill).
 inline constexpr std::uint64_t kFillGrain = std::uint64_t{1} << 52;
 
@@ -56,7 +61,7 @@ class RowIndex {
   // kFillGrain hashes, and do nothing else. For building an index: a range that has no keys yet
   // gets the lines that these need, and its keys in their order. REQUIRES: as for Insert.
   // kOutOfMemory: some of them may be there.
-  virtual Status Fill(std::span<const std::uint64_t> hashes, const Place* places) = 0;
+  virtual Status Fill(std::span<const KeyPlace> keys) = 0;
   // Changes the places of keys; previous[i]: what it was. REQUIRES: each is there.
   virtual void Replace(std::span<const std::uint64_t> hashes, const Place* places,
                        Place* previous) = 0;

@@ -87,8 +87,9 @@ std::uint32_t SegmentedIndex<Line>::NextLine(std::uint64_t bits, std::uint32_t n
     constexpr std::uint64_t kMask = (std::uint64_t{1} << Line::kHashBits) - 1;
     step += HomeOf(bits * 0x9e3779b97f4a7c15ULL & kMask, lines - 1);
   }
-  const std::uint64_t next = number + step;
-  return static_cast<std::uint32_t>(next >= lines ? next - lines : next);
+  // No branch, which nobody could foresee: what is negative is a great number.
+  const auto next = static_cast<std::uint32_t>(number + step);
+  return std::min(next, next - lines);
 }
 
 template <typename Line>
@@ -258,9 +259,11 @@ Status SegmentedIndex<Line>::TakeLines(std::size_t s, std::uint64_t count) {
 
 template <typename Line>
 auto SegmentedIndex<Line>::LinesOf(std::size_t s) const -> SegmentLines {
-  SegmentLines lines{ClassOf(s), segments_[s].lines, {}};
-  for (std::size_t k = 0; kLineExtents.begin(lines.line_class, k) < lines.count; ++k) {
-    lines.extents[k] = arena_.At(extents_[k][s]);
+  const std::size_t c = ClassOf(s);
+  SegmentLines lines(segments_[s].lines);
+  for (std::size_t k = 0, at = 0; at < lines.size(); ++k) {
+    Line* line = arena_.At(extents_[k][s]);
+    for (const std::size_t end = kLineExtents.begin(c, k + 1); at < end; ++at) lines[at] = line++;
   }
   return lines;
 }
@@ -280,9 +283,9 @@ Status SegmentedIndex<Line>::Grow(std::size_t s, std::uint64_t count) {
   if (segments_[s].lines == kept) return taken;
   const SegmentLines lines = LinesOf(s);
   loose_.clear();
-  if (lines.count > 2 * std::uint64_t{kept}) {
+  if (lines.size() > 2 * std::uint64_t{kept}) {
     for (std::uint32_t number = 0; number < kept; ++number) {
-      Line* const line = lines.At(number);
+      Line* const line = lines[number];
       for (std::uint32_t way = 0; way < line->state.count; ++way) {
         loose_.push_back(EntryOf(s, *line, way));
       }
@@ -292,7 +295,7 @@ Status SegmentedIndex<Line>::Grow(std::size_t s, std::uint64_t count) {
   }
   SpreadLines(s, lines, kept);
   for (const Loose& entry : loose_) {
-    InsertEntry(entry, lines.count, [&](std::uint32_t number) { return lines.At(number); });
+    InsertEntry(entry, segments_[s].lines, [&](std::uint32_t number) { return lines[number]; });
   }
   return taken;
 }
@@ -304,18 +307,19 @@ void SegmentedIndex<Line>::SpreadLines(std::size_t s, const SegmentLines& lines,
   // Homes move only up: from the last line down, those above have been left. They are at most three
   // for the entries at home in a line; the fourth list is of those that are not, or find it full.
   constexpr std::uint32_t kLoose = 3;
+  const auto after = static_cast<std::uint32_t>(lines.size());
   for (std::uint32_t number = before; number-- > 0;) {
-    if (number >= kAhead) __builtin_prefetch(lines.At(number - kAhead), 1);
-    Line* const line = lines.At(number);
+    if (number >= kAhead) __builtin_prefetch(lines[number - kAhead], 1);
+    Line* const line = lines[number];
     const Line old = *line;
     *line = Line{};
-    const auto first = static_cast<std::uint32_t>(std::uint64_t{number} * lines.count / before);
+    const auto first = static_cast<std::uint32_t>(std::uint64_t{number} * after / before);
     Line loose{};
     Line* to[kLoose + 1];
     std::uint32_t count[kLoose + 1];
-    const std::uint32_t homes = std::min(kLoose, lines.count - first);
+    const std::uint32_t homes = std::min(kLoose, after - first);
     for (std::uint32_t k = 0; k < homes; ++k) {
-      to[k] = lines.At(first + k);
+      to[k] = lines[first + k];
       count[k] = to[k]->state.count;
     }
     to[kLoose] = &loose;
@@ -323,7 +327,7 @@ void SegmentedIndex<Line>::SpreadLines(std::size_t s, const SegmentLines& lines,
     // Without branches, which nobody could foretell.
     for (std::uint32_t way = 0; way < old.state.count; ++way) {
       const std::uint64_t bits = old.bits(way);
-      const std::uint32_t home = HomeOf(bits, lines.count) - first;
+      const std::uint32_t home = HomeOf(bits, after) - first;
       std::uint32_t k = HomeOf(bits, before) == number ? home : kLoose;
       k = count[k] == Line::kWays ? kLoose : k;
       to[k]->Set(count[k]++, bits, old.place(way));
@@ -336,7 +340,7 @@ void SegmentedIndex<Line>::SpreadLines(std::size_t s, const SegmentLines& lines,
     if (!old.state.shared) continue;
     for (std::uint32_t way = 0; way < old.state.count; ++way) {
       const Loose entry = EntryOf(s, old, way);
-      if (entry.shared) lines.At(HomeOf(entry.bits, lines.count))->state.shared = 1;
+      if (entry.shared) lines[HomeOf(entry.bits, after)]->state.shared = 1;
     }
   }
 }
@@ -384,20 +388,27 @@ void SegmentedIndex<Line>::Insert(std::span<const std::uint64_t> hashes, const P
 }
 
 template <typename Line>
-Status SegmentedIndex<Line>::Fill(std::span<const std::uint64_t> hashes, const Place* places) {
+Status SegmentedIndex<Line>::Fill(std::span<const KeyPlace> keys) {
   std::vector<Other> others;
-  for (std::size_t begin = 0, end; begin < hashes.size(); begin = end) {
-    const std::size_t s = SegmentOf(hashes[begin]);
-    end = begin + 1;
-    while (end < hashes.size() && SegmentOf(hashes[end]) == s) ++end;
-    const auto part = hashes.subspan(begin, end - begin);
+  while (!keys.empty()) {
+    const std::size_t s = SegmentOf(keys.front().hash);
+    const auto end = std::partition_point(
+        keys.begin(), keys.end(), [s](const KeyPlace& key) { return SegmentOf(key.hash) == s; });
+    const std::span<const KeyPlace> part(keys.begin(), end);
+    keys = keys.subspan(part.size());
     SegmentLines lines;
     {
       MutexLock lock(&fill_mu_);
       segments_.resize(kSegments);
       if (segments_[s].count > 0) {
-        TERRACE_RETURN_IF_ERROR(Reserve(part));
-        Insert(part, places + begin);
+        std::vector<std::uint64_t> hashes;
+        std::vector<Place> places;
+        for (const auto& [hash, place] : part) {
+          hashes.push_back(hash);
+          places.push_back(place);
+        }
+        TERRACE_RETURN_IF_ERROR(Reserve(hashes));
+        Insert(hashes, places.data());
         continue;
       }
       TERRACE_RETURN_IF_ERROR(TakeLines(s, part.size()));
@@ -405,7 +416,7 @@ Status SegmentedIndex<Line>::Fill(std::span<const std::uint64_t> hashes, const P
     }
     // Nobody else touches this segment.
     others.clear();
-    FillSegment(lines, part, places + begin, &others);
+    FillSegment(lines, part, &others);
     segments_[s].count = static_cast<std::uint32_t>(part.size() - others.size());
     MutexLock lock(&fill_mu_);
     size_ += part.size();
@@ -415,61 +426,83 @@ Status SegmentedIndex<Line>::Fill(std::span<const std::uint64_t> hashes, const P
 }
 
 template <typename Line>
-void SegmentedIndex<Line>::FillSegment(const SegmentLines& lines,
-                                       std::span<const std::uint64_t> hashes, const Place* places,
+void SegmentedIndex<Line>::FillSegment(const SegmentLines& lines, std::span<const KeyPlace> keys,
                                        std::vector<Other>* others) const {
-  // First each line gets those at home there, then what did not fit hops on.
-  struct Homeless {
-    std::uint32_t key, line;
-  };
-  RawVector<Homeless> homeless(hashes.size());
-  std::size_t left = 0;                      // Homeless ones.
+  using Word = typename Line::Word;
+  const auto line_count = static_cast<std::uint32_t>(lines.size());
+  // Of the keys that have no like before them, and of as many more as a line may read beyond them.
+  RawVector<Word> all_bits(keys.size() + Line::kWays), all_places(keys.size() + Line::kWays);
+  std::vector<std::uint32_t> ends(line_count);  // Of those at home in a line, in these.
+  Word* const bits_of = all_bits.data();
+  Word* const place_of = all_places.data();
+  std::uint32_t* const end_of = ends.data();
+  std::uint32_t count = 0;
   std::uint64_t before = ~std::uint64_t{0};  // No bits of a hash.
-  Product end = 0;                           // Bits times lines, of the first key behind the line.
-  const auto keys = static_cast<std::uint32_t>(hashes.size());
-  for (std::uint32_t number = 0, i = 0; number < lines.count; ++number) {
-    Line* const line = lines.At(number);
-    *line = Line{};
-    std::uint32_t count = 0;
-    end += Product{1} << Line::kHashBits;
-    for (; i < keys; ++i) {
-      const std::uint64_t bits = BitsOf(hashes[i]);
-      if (Product{bits} * lines.count >= end) break;
-      if (bits == before) {
-        if (count <= Line::kWays) line->state.shared = 1;  // Else the one before is homeless.
-        others->push_back({hashes[i], places[i]});
-        continue;
-      }
-      before = bits;
-      if (count < Line::kWays) {
-        line->Set(count, bits, Pack(places[i]));
-      } else {
-        homeless[left++] = {i, number};
-      }
-      ++count;
-    }
-    line->state.count = std::min(count, Line::kWays) & 0xf;
+  for (const auto& [hash, place] : keys) {
+    const std::uint64_t bits = BitsOf(hash);
+    bits_of[count] = static_cast<Word>(bits);
+    place_of[count] = static_cast<Word>(Pack(place));
+    count += bits != before ? 1 : 0;
+    end_of[HomeOf(bits, line_count)] = count;
+    before = bits;
   }
-  // As InsertEntry does, all of them a hop at a time: of one after another each would wait for the
-  // branches of the one before, which nothing foresees.
-  for (std::uint32_t tried = 1; left > 0; ++tried) {
-    const std::span<Homeless> hopping = std::span(homeless).first(left);
-    for (Homeless& entry : hopping) {
-      LineState& full = lines.At(entry.line)->state;
-      if (full.passed < kMaxPassed) ++full.passed;
-      entry.line = NextLine(BitsOf(hashes[entry.key]), entry.line, tried, lines.count);
+  std::fill_n(bits_of + count, Line::kWays, 0);
+  std::fill_n(place_of + count, Line::kWays, 0);
+  // How many keys have their home in a line nobody foresees: each is written as a full one, and its
+  // count says what is its own.
+  RawVector<Homeless> homeless(count);
+  std::size_t left = 0;
+  std::vector<std::uint8_t> counts(line_count), passed(line_count);
+  for (std::uint32_t number = 0, begin = 0; number < line_count; ++number) {
+    lines[number]->SetAll(bits_of + begin, place_of + begin);
+    const std::uint32_t end = std::max(begin, end_of[number]);
+    counts[number] = static_cast<std::uint8_t>(std::min(end - begin, Line::kWays));
+    for (begin += Line::kWays; begin < end; ++begin) homeless[left++] = {begin, number, 0};
+    begin = end;
+  }
+  RawVector<Homeless> settled(left + 1);
+  HopOn(bits_of, std::span(homeless).first(left), counts, passed.data(), settled.data());
+  for (const Homeless& entry : std::span(settled).first(left)) {
+    lines[entry.line]->Set(entry.way, bits_of[entry.key], place_of[entry.key]);
+  }
+  for (std::uint32_t number = 0; number < line_count; ++number) {
+    LineState state{};
+    state.count = counts[number] & 0xf;
+    state.passed = passed[number] & kMaxPassed;
+    lines[number]->state = state;
+  }
+  for (std::size_t i = 1; count < keys.size(); ++i) {
+    const std::uint64_t bits = BitsOf(keys[i].hash);
+    if (bits != BitsOf(keys[i - 1].hash)) continue;
+    ++count;
+    others->push_back(keys[i]);
+    std::uint32_t number = HomeOf(bits, line_count);
+    for (std::uint32_t tried = 1; lines[number]->Match(bits) == 0; ++tried) {
+      number = NextLine(bits, number, tried, line_count);
     }
-    left = 0;
-    for (const Homeless& entry : hopping) {
-      Line* const line = lines.At(entry.line);
-      if (line->state.count == Line::kWays) {
-        homeless[left++] = entry;
-        continue;
-      }
-      const std::uint64_t bits = BitsOf(hashes[entry.key]);
-      const bool shared = entry.key + 1 < keys && BitsOf(hashes[entry.key + 1]) == bits;
-      Append(line, {bits, Pack(places[entry.key]), shared});
+    lines[number]->state.shared = 1;
+  }
+}
+
+template <typename Line>
+void SegmentedIndex<Line>::HopOn(const typename Line::Word* bits, std::span<Homeless> homeless,
+                                 std::span<std::uint8_t> counts, std::uint8_t* passed,
+                                 Homeless* settled) {
+  const auto line_count = static_cast<std::uint32_t>(counts.size());
+  for (std::uint32_t tried = 1; !homeless.empty(); ++tried) {
+    std::size_t left = 0;
+    for (Homeless entry : homeless) {
+      std::uint8_t& full = passed[entry.line];
+      full += full < kMaxPassed ? 1 : 0;
+      entry.line = NextLine(bits[entry.key], entry.line, tried, line_count);
+      entry.way = counts[entry.line];
+      const std::uint32_t fits = entry.way < Line::kWays ? 1 : 0;
+      counts[entry.line] = static_cast<std::uint8_t>(entry.way + fits);
+      homeless[left] = *settled = entry;
+      settled += fits;
+      left += 1 - fits;
     }
+    homeless = homeless.first(left);
   }
 }
 

@@ -15,6 +15,7 @@
 #include <emmintrin.h>
 #endif
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -26,6 +27,7 @@
 
 #include "terrace/base/memory.h"
 #include "terrace/base/mutex.h"
+#include "terrace/base/raw_vector.h"
 #include "terrace/base/rng.h"
 #include "terrace/base/status.h"
 #include "terrace/store/index.h"
@@ -43,6 +45,7 @@ struct LineState {
 // Nine entries of 24 bits of the hash and 32 of the place.
 struct alignas(64) TaggedLine {
   static constexpr bool kExact = false;
+  using Word = std::uint32_t;  // Holds the bits of a hash, and a place.
   static constexpr int kHashBits = 24;
   static constexpr int kPlaceBits = 32;
   static constexpr std::uint32_t kWays = 9;
@@ -76,6 +79,14 @@ struct alignas(64) TaggedLine {
     low[way] = static_cast<std::uint16_t>(bits);
     high[way] = static_cast<std::uint8_t>(bits >> 16);
   }
+  // As many entries as there is room for.
+  void SetAll(const std::uint32_t* all_bits, const std::uint32_t* all_places) {
+    std::copy_n(all_places, kWays, places);
+    std::transform(all_bits, all_bits + kWays, low,
+                   [](std::uint32_t bits) { return static_cast<std::uint16_t>(bits); });
+    std::transform(all_bits, all_bits + kWays, high,
+                   [](std::uint32_t bits) { return static_cast<std::uint8_t>(bits >> 16); });
+  }
 
   std::uint32_t places[kWays];
   std::uint16_t low[kWays];
@@ -87,6 +98,7 @@ static_assert(sizeof(TaggedLine) == 64);
 // Five entries of all other bits of the hash, and of the whole place.
 struct alignas(64) ExactLine {
   static constexpr bool kExact = true;
+  using Word = std::uint64_t;
   static constexpr int kHashBits = 52;
   static constexpr int kPlaceBits = terrace::kPlaceBits;
   static constexpr std::uint32_t kWays = 5;
@@ -105,6 +117,9 @@ struct alignas(64) ExactLine {
   void Set(std::uint32_t way, std::uint64_t bits, std::uint64_t place) {
     words[way] = bits << 12 | place >> 32;
     low_places[way] = static_cast<std::uint32_t>(place);
+  }
+  void SetAll(const std::uint64_t* all_bits, const std::uint64_t* all_places) {
+    for (std::uint32_t way = 0; way < kWays; ++way) Set(way, all_bits[way], all_places[way]);
   }
 
   std::uint64_t words[kWays];
@@ -126,7 +141,7 @@ class SegmentedIndex final : public RowIndex {
   void Lookup(std::span<const std::uint64_t> hashes, Place* places) const override;
   Status Reserve(std::span<const std::uint64_t> new_hashes) override;
   void Insert(std::span<const std::uint64_t> hashes, const Place* places) override;
-  Status Fill(std::span<const std::uint64_t> hashes, const Place* places) override;
+  Status Fill(std::span<const KeyPlace> keys) override;
   void Replace(std::span<const std::uint64_t> hashes, const Place* places,
                Place* previous) override;
   void Move(std::span<const std::uint64_t> hashes, const Place* from, const Place* to,
@@ -165,10 +180,7 @@ class SegmentedIndex final : public RowIndex {
     std::uint32_t count = 0;
   };
   // A key that an entry can't tell from that of another.
-  struct Other {
-    std::uint64_t hash;
-    Place place;
-  };
+  using Other = KeyPlace;
   // Where a key is: in an entry (perhaps an alike one's), or among the others.
   struct Spot {
     Line* line = nullptr;
@@ -239,17 +251,9 @@ class SegmentedIndex final : public RowIndex {
   // REQUIRES: a line has room. line_of(number) leads to it.
   template <typename LineOf>
   static void InsertEntry(const Loose& entry, std::uint32_t lines, LineOf line_of);
-  // Where a segment's lines lie, for who goes over all of them, also while another thread takes
-  // lines for other segments.
-  struct SegmentLines {
-    Line* At(std::uint32_t number) const {
-      const LineExtents::Spot spot = kLineExtents.Find(line_class, number);
-      return extents[spot.extent] + spot.beyond;
-    }
-    std::size_t line_class;
-    std::uint32_t count;
-    std::array<Line*, LineExtents::kMost> extents;
-  };
+  // Where each line of a segment lies, for who goes over all of them, also while another thread
+  // takes lines for other segments.
+  using SegmentLines = RawVector<Line*>;
   SegmentLines LinesOf(std::size_t s) const;
   // Gives segment s empty lines for `count` entries, if it has not so many.
   Status TakeLines(std::size_t s, std::uint64_t count);
@@ -260,8 +264,17 @@ class SegmentedIndex final : public RowIndex {
   // those that the segment has now, at most twice as many; the others go to `loose_`.
   void SpreadLines(std::size_t s, const SegmentLines& lines, std::uint32_t before);
   // Puts the keys of a segment that has none into its lines; those that are alike go to `others`.
-  void FillSegment(const SegmentLines& lines, std::span<const std::uint64_t> hashes,
-                   const Place* places, std::vector<Other>* others) const;
+  void FillSegment(const SegmentLines& lines, std::span<const KeyPlace> keys,
+                   std::vector<Other>* others) const;
+  // A key that is to be put into a line, whose home is full.
+  struct Homeless {
+    std::uint32_t key, line, way;
+  };
+  // Finds lines for them as InsertEntry does, all of them a hop at a time and without a branch on
+  // what has room, which nobody could foresee. counts, passed: of the lines. settled: has room for
+  // one more than there are.
+  static void HopOn(const typename Line::Word* bits, std::span<Homeless> homeless,
+                    std::span<std::uint8_t> counts, std::uint8_t* passed, Homeless* settled);
 
   const int row_bits_;
   Mutex fill_mu_;                  // Held by Fill while it changes what segments share.

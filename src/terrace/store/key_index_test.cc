@@ -226,6 +226,13 @@ std::map<std::uint64_t, Place> DrawPlaces(Spread spread, std::size_t n, std::uin
   return places;
 }
 
+std::vector<KeyPlace> Together(const std::vector<std::uint64_t>& hashes,
+                               const std::vector<Place>& places) {
+  std::vector<KeyPlace> keys;
+  for (std::size_t i = 0; i < hashes.size(); ++i) keys.push_back({hashes[i], places[i]});
+  return keys;
+}
+
 // Filled in pieces that share no range of hashes, by so many threads, and then inserted to and
 // erased from, an index has what one has that was filled key by key.
 TYPED_TEST(IndexByKey, FilledAsInserted) {
@@ -247,12 +254,12 @@ TYPED_TEST(IndexByKey, FilledAsInserted) {
           places.push_back(place);
         }
         pieces.push_back(hashes.size());
+        const std::vector<KeyPlace> keys = Together(hashes, places);
         std::vector<Status> done(pieces.size() - 1);
         WorkerGroup workers("fill", threads);
         workers.Run(static_cast<int>(done.size()), [&](int piece) {
           const auto i = static_cast<std::size_t>(piece);
-          done[i] = filled.Fill({hashes.data() + pieces[i], hashes.data() + pieces[i + 1]},
-                                places.data() + pieces[i]);
+          done[i] = filled.Fill({keys.data() + pieces[i], keys.data() + pieces[i + 1]});
         });
         for (const Status& status : done) ASSERT_TRUE(status.ok());
         ASSERT_TRUE(inserted.Reserve(hashes).ok());
@@ -295,10 +302,10 @@ TYPED_TEST(IndexByKey, FilledPieceByPiece) {
       hashes.push_back(hash);
       places.push_back(place);
     }
-    const std::span<const std::uint64_t> all = hashes;
-    for (std::size_t begin = 0; begin < all.size(); begin += 100) {
-      const std::size_t end = std::min(all.size(), begin + 100);
-      ASSERT_TRUE(index.Fill(all.subspan(begin, end - begin), places.data() + begin).ok());
+    const std::vector<KeyPlace> keys = Together(hashes, places);
+    for (std::size_t begin = 0; begin < keys.size(); begin += 100) {
+      const std::size_t end = std::min(keys.size(), begin + 100);
+      ASSERT_TRUE(index.Fill({keys.data() + begin, keys.data() + end}).ok());
     }
     std::vector<Place> found(hashes.size());
     index.Lookup(hashes, found.data());
@@ -316,7 +323,7 @@ TEST(KeyIndex, GrowsAfterItWasFilled) {
   for (std::uint64_t key = 0; key < kKeys; ++key) hashes[key] = MixKey(key);
   std::sort(hashes.begin(), hashes.end());
   const std::vector<Place> places(kKeys, MakePlace(7, 1));
-  ASSERT_TRUE(index.Fill(hashes, places.data()).ok());
+  ASSERT_TRUE(index.Fill(Together(hashes, places)).ok());
   EXPECT_LT(static_cast<double>(index.bytes()) / kKeys, 8.6);
   // A twentieth more keys cost about a twentieth more memory.
   const auto before = static_cast<double>(index.bytes());

@@ -95,7 +95,7 @@ Result<std::unique_ptr<KeyRounds>> KeyRounds::Create(ReadQueue* queue,
   for (Buffer& buffer : rounds->buffers_) {
     TERRACE_ASSIGN_OR_RETURN(buffer.memory, HugeBuffer::Allocate(blocks * kBlockBytes));
   }
-  rounds->StartNext();
+  rounds->ReadAhead();
   return rounds;
 }
 
@@ -155,6 +155,10 @@ std::vector<std::uint64_t> KeyRounds::PlanBlocks(
   std::vector<std::uint64_t> blocks;
   for (const Plan& plan : plans) blocks.push_back(plan.To(target));
   return blocks;
+}
+
+void KeyRounds::ReadAhead() {
+  if (!reading_ && !ended_) StartNext();
 }
 
 void KeyRounds::StartNext() {
@@ -220,6 +224,7 @@ Result<std::uint64_t> KeyRounds::FindLast() const {
 
 Result<bool> KeyRounds::Next() {
   if (ended_) return false;
+  ReadAhead();
   TERRACE_RETURN_IF_ERROR(Await());
   if (begun_) first_ = last_ + 1;
   begun_ = true;
@@ -235,7 +240,6 @@ Result<bool> KeyRounds::Next() {
     if (last_ != kLastHash) piece.cut = piece.Find(last_ + 1, piece.end);
     if (piece.cut < sections_[s].entries) ended_ = false;
   }
-  if (!ended_) StartNext();
   return true;
 }
 

@@ -43,6 +43,8 @@ struct KeyVersion {
     return static_cast<std::uint32_t>(origin >> 1 & (kMaxRowsPerFile - 1));
   }
   bool deletion() const { return (origin & 1) != 0; }
+  // Of its row, where sections have the numbers of their files' slots.
+  Place place() const { return origin >> 1; }
 };
 
 class KeyRounds {
@@ -58,6 +60,9 @@ class KeyRounds {
   // Goes on to the next round; false: there is none. Blocks: on reads. kCorruption: a section is
   // not sorted, or its file too short.
   Result<bool> Next();
+  // Begins to read what follows the round, which else the next call of Next does first. Other
+  // threads may read the round meanwhile.
+  void ReadAhead();
 
   // Of the round: its hashes, first and last, and the blocks of a section that it brought.
   std::uint64_t first() const { return first_; }

@@ -178,6 +178,8 @@ class StoreImpl final : public Store {
   // Makes the indexes for files of up to so many rows.
   void MakeIndexes(std::uint64_t most_rows) TERRACE_EXCLUDES(mu_);
   Result<FilePtr> OpenFile(const Manifest::File& file);
+  // Those of a manifest, by all threads for reading.
+  Result<std::vector<FilePtr>> OpenFiles(const Manifest& manifest) TERRACE_EXCLUDES(read_mu_);
   Status NameKept(std::span<const ManifestReference> kept, const Manifest& newest)
       TERRACE_EXCLUDES(mu_);
   Status RemoveStrays() TERRACE_EXCLUDES(mu_);
@@ -189,7 +191,7 @@ class StoreImpl final : public Store {
                     const std::function<void(std::uint64_t)>& visit)
       TERRACE_EXCLUDES(read_mu_, mu_);
   // Takes the round that was read, on all threads for reading.
-  Status TakeRound(const KeyRounds& rounds, std::span<const std::unique_ptr<KeyShare>> shares,
+  Status TakeRound(KeyRounds* rounds, std::span<const std::unique_ptr<KeyShare>> shares,
                    std::span<RunningChecksum> checksums) TERRACE_REQUIRES(read_mu_);
   // What a share found and did not put into the index.
   Status TakeFound(KeyShare* share, const std::function<void(std::uint64_t)>& visit)

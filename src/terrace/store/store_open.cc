@@ -216,6 +216,27 @@ Result<FilePtr> StoreImpl::OpenFile(const Manifest::File& named) {
   return file;
 }
 
+Result<std::vector<FilePtr>> StoreImpl::OpenFiles(const Manifest& manifest) {
+  std::vector<Result<FilePtr>> opened(manifest.files.size(), InternalError("not opened"));
+  const auto open_one = [&](int i) {
+    const auto f = static_cast<std::size_t>(i);
+    opened[f] = OpenFile(manifest.files[f]);
+  };
+  const int tasks = static_cast<int>(opened.size());
+  MutexLock reading(&read_mu_);
+  if (read_workers_ == nullptr) {
+    for (int task = 0; task < tasks; ++task) open_one(task);
+  } else {
+    read_workers_->Run(tasks, open_one);
+  }
+  std::vector<FilePtr> files;
+  for (Result<FilePtr>& file : opened) {
+    TERRACE_RETURN_IF_ERROR(file.status());
+    files.push_back(std::move(file).value());
+  }
+  return files;
+}
+
 Status StoreImpl::NameKept(std::span<const ManifestReference> kept, const Manifest& newest) {
   for (const ManifestReference& reference : kept) {
     if (reference.id == newest.id) continue;
@@ -286,15 +307,13 @@ Status StoreImpl::Recover(const ManifestReference& reference,
   TERRACE_ASSIGN_OR_RETURN(
       const Manifest manifest,
       ReadManifest(fs_, options_.directory, reference.id, reference.digest, layout_));
-  std::vector<FilePtr> files;
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<FilePtr> files, OpenFiles(manifest));
   Named named{reference, {}};
-  for (const Manifest::File& entry : manifest.files) {
-    TERRACE_ASSIGN_OR_RETURN(FilePtr file, OpenFile(entry));
-    named.files.push_back(file.get());
-    files.push_back(std::move(file));
-  }
   std::uint64_t most_rows = rows_per_file_;
-  for (const FilePtr& file : files) most_rows = std::max(most_rows, file->info.rows);
+  for (const FilePtr& file : files) {
+    named.files.push_back(file.get());
+    most_rows = std::max(most_rows, file->info.rows);
+  }
   MakeIndexes(most_rows);
   {
     MutexLock lock(&mu_);

@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "terrace/base/check.h"
 #include "terrace/base/raw_vector.h"
 #include "terrace/store/key_windows.h"
 #include "terrace/store/store_impl.h"
@@ -31,7 +33,8 @@ class StoreImpl::KeyShare {
         visits_(visits),
         windows_(rounds),
         counts_(files.size()) {
-    for (const FilePtr& file : files) slots_.push_back(file->slot);
+    // As KeyVersion::place has it.
+    for (std::size_t f = 0; f < files.size(); ++f) TERRACE_CHECK(files[f]->slot == f);
   }
 
   // Hashes [first, last] of the round, ranges of kFillGrain that no other share has.
@@ -41,9 +44,11 @@ class StoreImpl::KeyShare {
       TERRACE_ASSIGN_OR_RETURN(const std::span<const KeyVersion> window, windows_.Next());
       TakeWindow(window);
       if (!windows_.done() && (windows_.end() + 1) % kFillGrain != 0) continue;
-      TERRACE_RETURN_IF_ERROR(index_->Fill(rows_.hashes, rows_.places.data()));
-      if (visits_) visited.insert(visited.end(), rows_.hashes.begin(), rows_.hashes.end());
-      rows_.Resize(0);
+      TERRACE_RETURN_IF_ERROR(index_->Fill(rows_));
+      if (visits_) {
+        for (const KeyPlace& row : rows_) visited.push_back(row.hash);
+      }
+      rows_.clear();
     }
     return OkStatus();
   }
@@ -55,16 +60,8 @@ class StoreImpl::KeyShare {
     }
   }
 
-  struct Found {
-    RawVector<std::uint64_t> hashes;
-    RawVector<Place> places;
-    void Resize(std::size_t size) {
-      hashes.resize(size);
-      places.resize(size);
-    }
-  };
   // Of the last call of Take.
-  Found deletions;
+  std::vector<KeyPlace> deletions;
   std::vector<std::uint64_t> visited;  // Rows; if they are wanted.
 
  private:
@@ -73,11 +70,9 @@ class StoreImpl::KeyShare {
   };
 
   void TakeWindow(std::span<const KeyVersion> window) {
-    std::size_t rows = rows_.hashes.size();
-    rows_.Resize(rows + window.size());
-    std::uint64_t* const hashes = rows_.hashes.data();
-    Place* const places = rows_.places.data();
-    const std::uint32_t* const slots = slots_.data();
+    const std::size_t before = rows_.size();
+    rows_.resize(before + window.size());
+    KeyPlace* row = rows_.data() + before;
     for (std::size_t i = 0; i < window.size();) {
       // The newest version of a key has the greatest sequence, and of two copies the one in the
       // younger file.
@@ -89,17 +84,14 @@ class StoreImpl::KeyShare {
         }
         ++counts_[other.source()].stale;
       }
-      const Place place = MakePlace(slots[newest.source()], newest.row());
       if (newest.deletion()) {
         ++counts_[newest.source()].deletions;
-        deletions.hashes.push_back(newest.hash);
-        deletions.places.push_back(place);
+        deletions.push_back({newest.hash, newest.place()});
       } else {
-        hashes[rows] = newest.hash;
-        places[rows++] = place;
+        *row++ = {newest.hash, newest.place()};
       }
     }
-    rows_.Resize(rows);
+    rows_.resize(static_cast<std::size_t>(row - rows_.data()));
   }
 
   const KeyRounds* const rounds_;
@@ -107,27 +99,28 @@ class StoreImpl::KeyShare {
   RowIndex* const index_;
   const bool visits_;
   KeyWindows windows_;
-  std::vector<std::uint32_t> slots_;  // (files)
-  std::vector<Counts> counts_;        // (files)
-  Found rows_;                        // That are not in the index yet.
+  std::vector<Counts> counts_;  // (files)
+  RawVector<KeyPlace> rows_;    // That are not in the index yet.
 };
 
-Status StoreImpl::TakeRound(const KeyRounds& rounds,
-                            std::span<const std::unique_ptr<KeyShare>> shares,
+Status StoreImpl::TakeRound(KeyRounds* rounds, std::span<const std::unique_ptr<KeyShare>> shares,
                             std::span<RunningChecksum> checksums) {
-  const std::uint64_t first = rounds.first() / kFillGrain;
-  const std::uint64_t ranges = rounds.last() / kFillGrain - first + 1;
+  const std::uint64_t first = rounds->first() / kFillGrain;
+  const std::uint64_t ranges = rounds->last() / kFillGrain - first + 1;
   std::vector<Status> taken(shares.size());
+  const auto caller = std::this_thread::get_id();
   const auto take = [&](int task) {
+    // Requests, which cost time as well, while the other threads have begun.
+    if (std::this_thread::get_id() == caller) rounds->ReadAhead();
     const auto i = static_cast<std::size_t>(task);
     for (std::size_t f = i; f < checksums.size(); f += shares.size()) {
-      checksums[f].Update(rounds.fresh(f));
+      checksums[f].Update(rounds->fresh(f));
     }
     const std::uint64_t begin = first + ranges * i / shares.size();
     const std::uint64_t end = first + ranges * (i + 1) / shares.size();
     if (begin == end) return;
-    taken[i] = shares[i]->Take(std::max(rounds.first(), begin * kFillGrain),
-                               std::min(rounds.last(), end * kFillGrain - 1));
+    taken[i] = shares[i]->Take(std::max(rounds->first(), begin * kFillGrain),
+                               std::min(rounds->last(), end * kFillGrain - 1));
   };
   const int tasks = static_cast<int>(shares.size());
   if (read_workers_ == nullptr) {
@@ -143,9 +136,8 @@ Status StoreImpl::TakeFound(KeyShare* share, const std::function<void(std::uint6
   for (const std::uint64_t hash : share->visited) visit(hash);
   share->visited.clear();
   MutexLock lock(&mu_);
-  TERRACE_RETURN_IF_ERROR(deletions_->Reserve(share->deletions.hashes));
-  deletions_->Insert(share->deletions.hashes, share->deletions.places.data());
-  share->deletions.Resize(0);
+  TERRACE_RETURN_IF_ERROR(deletions_->Fill(share->deletions));
+  share->deletions.clear();
   return OkStatus();
 }
 
@@ -178,7 +170,7 @@ Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files,
   while (true) {
     TERRACE_ASSIGN_OR_RETURN(const bool more, rounds->Next());
     if (!more) break;
-    TERRACE_RETURN_IF_ERROR(TakeRound(*rounds, shares, checksums));
+    TERRACE_RETURN_IF_ERROR(TakeRound(rounds.get(), shares, checksums));
     for (const auto& share : shares) TERRACE_RETURN_IF_ERROR(TakeFound(share.get(), visit));
   }
   read_bytes_.fetch_add(rounds->bytes_read(), std::memory_order_relaxed);
