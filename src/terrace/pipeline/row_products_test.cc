@@ -84,11 +84,14 @@ class RowProductsTest : public testing::Test {
       embedding.name = "embedding";
       embedding.dim = dim;
       embedding.initializer.scale = 0.5f;
+      // Of AdaGrad and Adam first steps go by signs, which the order of sums may change.
+      embedding.optimizer.type = SparseOptimizerSpec::Type::kSgd;
       std::vector<SegmentSpec> segments = {embedding};
       if (settings.wide) {
         SegmentSpec wide;
         wide.name = "wide";
         wide.dim = 1;
+        wide.optimizer = embedding.optimizer;
         segments.push_back(wide);
       }
       schemas_.push_back(RowSchema::Create("table", segments).value());
@@ -160,6 +163,7 @@ class RowProductsTest : public testing::Test {
     NetworkSpec spec;
     spec.hidden = {settings_.hidden, 16};
     spec.wide = settings_.wide;
+    spec.optimizer.type = "sgd";
     std::unique_ptr<Network> network = CreateNetwork(spec, inputs_, 7).value();
     if (!block_only) return network;
     return std::make_unique<BlockOnly>(std::move(network));
@@ -180,9 +184,9 @@ class RowProductsTest : public testing::Test {
     const auto item = Plan(MakeBatch(11, 4 * kMinibatch + 60));
     StepRates rates;
     for (const RowSchema& schema : schemas_) {
-      rates.sparse.emplace_back(schema.segments().size(), 0.1f);
+      rates.sparse.emplace_back(schema.segments().size(), 2.0f);
     }
-    rates.dense = 0.01f;
+    rates.dense = 0.1f;
     Trained trained;
     for (std::uint32_t m = 0; m < item->minibatches; ++m) {
       auto predictions = executor->Train(*item, m, rates, m * kMinibatch,
@@ -209,7 +213,7 @@ class RowProductsTest : public testing::Test {
         std::memcpy(x, a.rows[t].data() + at, schema.weight_floats() * sizeof(float));
         std::memcpy(y, b.rows[t].data() + at, schema.weight_floats() * sizeof(float));
         for (std::size_t i = 0; i < schema.weight_floats(); ++i) {
-          ASSERT_NEAR(x[i], y[i], 2e-3) << "table " << t << ", row " << at / schema.row_bytes();
+          ASSERT_NEAR(x[i], y[i], 2e-4) << "table " << t << ", row " << at / schema.row_bytes();
         }
         ASSERT_EQ(std::memcmp(a.rows[t].data() + at + schema.statistics_offset(),
                               b.rows[t].data() + at + schema.statistics_offset(),
@@ -219,7 +223,7 @@ class RowProductsTest : public testing::Test {
     }
     const std::vector<float>& x = a.dense.buffers[0];
     const std::vector<float>& y = b.dense.buffers[0];
-    for (std::size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(x[i], y[i], 2e-3) << "parameter " << i;
+    for (std::size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(x[i], y[i], 2e-4) << "parameter " << i;
   }
 
   Settings settings_;
