@@ -107,6 +107,31 @@ def test_a_rejected_job_leaves_nothing(terrace, workspace, log, wrong, word):
     assert run.digest() == digest, "a job that is rejected deletes no run"
 
 
+def test_a_copy_touches_no_rows_of_the_run(terrace, workspace, log):
+    """Rows on ssd.paths belong to one run folder: not to what cp -r makes of it, but to what mv makes."""
+    job = jobs.tiny([log])
+    job["ssd"] = {"paths": [str(workspace / "disk")]}
+    run = harness.Run(terrace, workspace, job, name="a")
+    run.train("--test-kill-at", "checkpoint.before_publish:2").expect(-signal.SIGKILL)
+    digest = run.digest()
+    copy = harness.Run(terrace, workspace, job, name="b")
+    harness.copy_run(run.path, copy.path)
+    for flag in ("--overwrite", "--resume"):
+        outcome = copy.train(flag).expect(2)
+        assert f"'{copy.path}' is a copy of the run folder '{run.path}'" in outcome.output, outcome.output
+    terrace("inspect", copy.path, "--repair", "--yes", log=workspace / "log").expect(2)
+    assert run.verify() and run.digest() == digest == copy.digest()
+    # Moved, it goes on with its rows, and the copy is one of it.
+    moved = harness.Run(terrace, workspace, job, name="c")
+    run.path.rename(moved.path)
+    moved.train("--resume").expect(0)
+    assert moved.verify() and moved.digest() != digest
+    outcome = copy.train("--overwrite").expect(2)
+    assert f"a copy of the run folder '{moved.path}'" in outcome.output, outcome.output
+    moved.train("--overwrite").expect(0)
+    assert len(list((workspace / "disk").iterdir())) == 1
+
+
 def test_lines_that_are_rejected_leave_nothing(terrace, workspace, log):
     lines = log.read_text().splitlines(True)
     data = workspace / "data.tsv"
