@@ -132,6 +132,21 @@ def test_a_copy_touches_no_rows_of_the_run(terrace, workspace, log):
     assert len(list((workspace / "disk").iterdir())) == 1
 
 
+@pytest.mark.parametrize("file", ["RUN", "checkpoints/checkpoint-", "dense/dense-", "/manifest-"])
+def test_a_read_that_errs_once_costs_no_checkpoint(terrace, workspace, log, file):
+    job = jobs.tiny([log], checkpoint={"every_batches": 1, "keep": 2})
+    run = harness.Run(terrace, workspace, job)
+    run.train("--test-kill-at", "checkpoint.before_publish:3").expect(-signal.SIGKILL)
+    newest = int(run.checkpoints()[-1].split("-")[1])
+    path = file if file == "RUN" else f"{file}{newest:08}"
+    outcome = run.train("--resume", "--test-faults", f"read:1:flip:{path}").expect(0)
+    assert f"resuming from checkpoint {newest} " in outcome.output, outcome.output
+    assert "was read wrongly once" in outcome.output and "left out" not in outcome.output, outcome.output
+    undisturbed = harness.Run(terrace, workspace, job, name="undisturbed")
+    undisturbed.train().expect(0)
+    harness.assert_same(undisturbed.result(), run.result(), path)
+
+
 def test_lines_that_are_rejected_leave_nothing(terrace, workspace, log):
     lines = log.read_text().splitlines(True)
     data = workspace / "data.tsv"
