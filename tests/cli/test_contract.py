@@ -22,6 +22,20 @@ def finished(terrace, log, tmp_path_factory):
     return run
 
 
+def test_results_as_json_carry_a_version(terrace, finished, log, workspace):
+    evaluated = json.loads(terrace.text("evaluate", finished.path, "--data", log, "--json"))
+    assert list(evaluated)[0] == "format_version" and evaluated["format_version"] == 1
+    assert {"examples", "auc", "logloss", "ne", "calibration", "bad_lines"} <= set(evaluated)
+    generated = json.loads(terrace.text("generate", "--rows", 10, "--output", workspace / "x.tsv", "--json"))
+    assert generated["format_version"] == 1
+    parts = {(): "tables", ("--digest",): "digest", ("--dense",): "dense", ("--key", "C1=1"): "rows",
+             ("--verify",): "findings", ("--dense", "--digest"): "dense", ("--repair",): "findings"}
+    for arguments, member in parts.items():
+        shown = json.loads(terrace.text("inspect", finished.path, *arguments, "--json"))
+        assert list(shown)[0] == "format_version" and shown["format_version"] == 1, arguments
+        assert member in shown and ("--digest" not in arguments or shown["digest"] == finished.digest())
+
+
 def test_help(terrace):
     for command in ((), ("train",), ("evaluate",), ("predict",), ("inspect",), ("generate",)):
         assert "--help" in terrace.text(*command, "--help")

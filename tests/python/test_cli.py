@@ -139,7 +139,7 @@ def test_results_go_to_standard_output_alone(terrace, finished, log):
     assert result.returncode == 0 and result.stderr == ""
     assert json.loads(result.stdout)["examples"] == 2000
     result = run_binary(terrace, "inspect", finished.path, "--digest", "--json")
-    assert json.loads(result.stdout) == {"digest": finished.digest()}
+    assert json.loads(result.stdout) == {"format_version": 1, "digest": finished.digest()}
 
 
 def key_of(log, slot):

@@ -268,7 +268,7 @@ Result<Json> Overview(FileSystem* fs, RunReader* reader) {
   for (const FileDigest& digest : checkpoint.dense) dense_bytes += digest.size;
   Json settings = Json::object();
   for (const auto& [path, value] : checkpoint.identity) settings[path] = value;
-  return Json{{"format_version", 1},
+  return Json{{"format_version", kResultVersion},
               {"run", reader->folder()->path()},
               {"checkpoint", checkpoint.id},
               {"checkpoints", ids},
@@ -351,7 +351,7 @@ std::string RowsText(const Json& rows) {
 
 // One inspection: what was asked for, collected as JSON and as text side by side.
 struct Report {
-  Json json = Json::object();
+  Json json = {{"format_version", kResultVersion}};
   std::string text;
   bool wrong = false;
 };
