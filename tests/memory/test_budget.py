@@ -3,6 +3,7 @@ import math
 import os
 import pathlib
 import re
+import subprocess
 import sys
 
 import pytest
@@ -79,6 +80,10 @@ def test_a_large_network(terrace, workspace, train_log, peak):
     assert peak.read() <= least * jobs.MIB, f"{peak.read() / jobs.MIB:.0f} of {least} MiB"
     terrace("evaluate", run.path, "--data", train_log, log=workspace / "log", prefix=peak.prefix).expect(0)
     assert peak.read() <= least * jobs.MIB, f"evaluate took {peak.read() / jobs.MIB:.0f} of {least} MiB"
+    for options in ([], ["--json"], ["--initial"]):
+        subprocess.run([*peak.prefix, terrace.binary, "inspect", run.path, "--dense", *options], check=True,
+                       stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=harness.PATIENCE_SECONDS)
+        assert peak.read() <= least * jobs.MIB, f"inspect --dense {options} took {peak.read() / jobs.MIB:.0f} of {least} MiB"
 
 
 def test_readers_keep_the_budget(terrace, workspace, train_log, peak):
