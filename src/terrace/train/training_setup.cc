@@ -73,6 +73,7 @@ Status TrainingRun::Prepare(RunMode mode) {
   TERRACE_RETURN_IF_ERROR(OpenRun(mode));
   if (already_finished_) return OkStatus();
   TERRACE_RETURN_IF_ERROR(MakeCaches());
+  WarnOfFullDisks();
   LogText(LogLevel::kInfo, DescribeMemoryPlan(memory_));
   for (const std::string& line : stores_->DescribeIndexes()) LogText(LogLevel::kInfo, line);
   for (const std::string& line : DescribeReads(job_, stores_->disks())) {
@@ -214,6 +215,29 @@ Status TrainingRun::CheckQuota() const {
       fmt::format("ssd.quota of {} is too small: a checkpoint, the rows of a mini-batch and "
                   "one compaction need at least {}",
                   FormatBytes(job_.ssd.quota_bytes), WholeMiB(least)));
+}
+
+void TrainingRun::WarnOfFullDisks() {
+  std::map<std::uint64_t, std::uint64_t> free_bytes;  // By device.
+  std::string paths;
+  for (const std::string& folder : stores_->disk_folders()) {
+    const Result<DiskSpace> space = fs_->Space(folder);
+    if (!space.ok()) return;  // A disk that does not say.
+    if (!free_bytes.emplace(space->device, space->free_bytes).second) continue;
+    paths += fmt::format("{}'{}'", paths.empty() ? "" : " and ", folder);
+  }
+  std::uint64_t bytes = 0;
+  for (const auto& [device, free] : free_bytes) bytes += free;
+  const std::uint64_t used = quota_->used();  // By what the run has there already.
+  const std::uint64_t quota = job_.ssd.quota_bytes;
+  if (quota <= used || quota - used <= bytes) return;
+  LogText(
+      LogLevel::kWarning,
+      fmt::format("ssd.quota is {}, {} of it in use, but only {} free on the disk{} of {}: the run "
+                  "stops when that is full; free space there, or set ssd.quota lower",
+                  FormatBytes(quota), FormatBytes(used),
+                  FormatBytes(bytes) + (free_bytes.size() > 1 ? " are" : " is"),
+                  free_bytes.size() > 1 ? "s" : "", paths));
 }
 
 void TrainingRun::AbandonIfUntrained() {
