@@ -12,6 +12,7 @@
 #include "terrace/base/log.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/units.h"
+#include "terrace/train/index_plan.h"
 #include "terrace/train/training_run.h"
 
 namespace terrace {
@@ -129,6 +130,7 @@ Status TrainingRun::MakeMemoryPlan() {
   input.read_ahead_bytes = train_read_ahead_bytes_;
   input.most_read_ahead_bytes = job_.train_data.read_ahead_bytes;
   input.dense_state_bytes = model_.network->ParameterBytes();
+  input.index_room_bytes = IndexRoomBytes(job_, *plan_);
   input.validates = job_.has_validation;
   input.filter_bytes = 2 * FilterFilesBytes();
   TERRACE_ASSIGN_OR_RETURN(memory_, PlanMemory(input));
@@ -288,10 +290,12 @@ Status TrainingRun::MakeCaches() {
   const std::uint64_t index_bytes = stores_->index_bytes();
   const std::uint64_t least = LeastCacheBytes(job_, *plan_);
   if (memory_.rows_bytes < index_bytes + least) {
-    return OutOfMemoryError(fmt::format(
-        "the index of the run's rows takes {}: memory.budget must be at least {}",
-        FormatBytes(index_bytes),
-        WholeMiB(memory_.budget_bytes + index_bytes + least - memory_.rows_bytes + kMiB)));
+    return OutOfMemoryError(
+        fmt::format("the index of the run's rows takes {}: memory.budget must be at least {}",
+                    FormatBytes(index_bytes),
+                    // With room to go on in.
+                    WholeMiB(memory_.budget_bytes + index_bytes + least +
+                             IndexRoomBytes(job_, *plan_) - memory_.rows_bytes + kMiB)));
   }
   planned_index_bytes_ = std::min(index_bytes + IndexStep(), memory_.rows_bytes - least);
   const std::vector<std::uint64_t> bytes =
