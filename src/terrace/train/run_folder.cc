@@ -219,7 +219,7 @@ Status RunFolderImpl::Create() {
   const std::string name = absolute.substr(absolute.rfind('/') + 1);
   for (const std::string& path : marker_.ssd_paths) {
     marker_.ssd_folders.push_back(JoinPath(path, fmt::format("{}-{}", name, marker_.id)));
-    marker_.run_folder = absolute;
+    marker_.run_folder = RealPath(absolute);
   }
   // The marker first: it names the other folders, so that whatever a crash leaves can be deleted.
   SyncPoint::Hit("run.create.before_marker");
@@ -284,7 +284,7 @@ Status RunFolderImpl::CheckSsdMarkers() {
 }
 
 Status RunFolderImpl::CheckOwner(const std::string& owner, const std::string& folder) {
-  const std::string here = Absolute(path_);
+  const std::string here = RealPath(Absolute(path_));
   if (owner == here || IsSameFile(owner, here)) return OkStatus();
   moved_ = true;
   const Result<RunMarker> other = ReadRunMarker(fs_, owner);
@@ -334,7 +334,7 @@ Status RunFolderImpl::CheckSsdOwner() {
 Status RunFolderImpl::TakeSsdFolders() {
   if (!moved_) return OkStatus();
   const std::string before = marker_.run_folder;
-  marker_.run_folder = Absolute(path_);
+  marker_.run_folder = RealPath(Absolute(path_));
   for (const std::string& folder : marker_.ssd_folders) {
     const Result<RunMarker> marker = ReadRunMarker(fs_, folder);
     if (!marker.ok() || marker->id != marker_.id) continue;
@@ -410,7 +410,7 @@ void RunFolderImpl::ScrubMarkers(std::vector<Finding>* findings, Status* refused
 Status RunFolderImpl::RestoreMarkers(const Checkpoint& checkpoint, const Job& job) {
   if (!marker_status_.ok()) {
     marker_ = MarkerOf(checkpoint, AbsoluteAll(job.ssd.paths));
-    if (!marker_.ssd_folders.empty()) marker_.run_folder = Absolute(path_);
+    if (!marker_.ssd_folders.empty()) marker_.run_folder = RealPath(Absolute(path_));
     for (const std::string& folder : marker_.ssd_folders) {
       Result<RunMarker> other = ReadRunMarker(fs_, folder);
       if (!other.ok()) continue;

@@ -17,8 +17,8 @@ struct RunMarker {
   std::uint64_t shards = 1;
   std::vector<std::string> ssd_paths;    // Absolute; as the job names them.
   std::vector<std::string> ssd_folders;  // This run's folder in each of them.
-  // Whose the rows in ssd_folders are: the run folder, absolute. A copy of it says the same. Empty:
-  // without ssd_paths, and where version 1 did not say.
+  // Whose the rows in ssd_folders are: the run folder, absolute and without links. A copy says the
+  // same. Empty: without ssd_paths, and where version 1 did not say.
   std::string run_folder;
 };
 

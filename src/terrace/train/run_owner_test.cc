@@ -221,8 +221,15 @@ TEST(RunOwner, OneFolderByTwoPathsIsNoCopy) {
   TERRACE_EXPECT_OK(open(root + "/place/a", Mode::kResume));
   CopyTree(fs, root + "/place/a", root + "/place/b");
   EXPECT_THAT(open(root + "/link/b", Mode::kOverwrite).status().message(), HasSubstr("is a copy"));
+  // Nor is another folder the run because a link leads there now.
+  CopyTree(fs, root + "/place", root + "/elsewhere");
+  ASSERT_EQ(unlink((root + "/link").c_str()), 0);
+  ASSERT_EQ(symlink((root + "/elsewhere").c_str(), (root + "/link").c_str()), 0);
+  EXPECT_THAT(open(root + "/link/a", Mode::kOverwrite).status().message(),
+              HasSubstr("is a copy of the run folder '" + root + "/place/a'"));
   TERRACE_EXPECT_OK(open(root + "/place/a", Mode::kOverwrite));
   TERRACE_EXPECT_OK(RemoveTree(fs, root + "/place"));
+  TERRACE_EXPECT_OK(RemoveTree(fs, root + "/elsewhere"));
   ASSERT_EQ(unlink((root + "/link").c_str()), 0);
   TERRACE_EXPECT_OK(RemoveTree(fs, root));
 }
