@@ -22,6 +22,20 @@ def finished(terrace, log, tmp_path_factory):
     return run
 
 
+def test_results_as_json_carry_a_version(terrace, finished, log, workspace):
+    evaluated = json.loads(terrace.text("evaluate", finished.path, "--data", log, "--json"))
+    assert list(evaluated)[0] == "format_version" and evaluated["format_version"] == 1
+    assert {"examples", "auc", "logloss", "ne", "calibration", "bad_lines"} <= set(evaluated)
+    generated = json.loads(terrace.text("generate", "--rows", 10, "--output", workspace / "x.tsv", "--json"))
+    assert generated["format_version"] == 1
+    parts = {(): "tables", ("--digest",): "digest", ("--dense",): "dense", ("--key", "C1=1"): "rows",
+             ("--verify",): "findings", ("--dense", "--digest"): "dense", ("--repair",): "findings"}
+    for arguments, member in parts.items():
+        shown = json.loads(terrace.text("inspect", finished.path, *arguments, "--json"))
+        assert list(shown)[0] == "format_version" and shown["format_version"] == 1, arguments
+        assert member in shown and ("--digest" not in arguments or shown["digest"] == finished.digest())
+
+
 def test_help(terrace):
     for command in ((), ("train",), ("evaluate",), ("predict",), ("inspect",), ("generate",)):
         assert "--help" in terrace.text(*command, "--help")
@@ -105,6 +119,46 @@ def test_a_rejected_job_leaves_nothing(terrace, workspace, log, wrong, word):
     digest = run.digest()
     run.train("--overwrite", "--set", wrong)
     assert run.digest() == digest, "a job that is rejected deletes no run"
+
+
+def test_a_copy_touches_no_rows_of_the_run(terrace, workspace, log):
+    """Rows on ssd.paths belong to one run folder: not to what cp -r makes of it, but to what mv makes."""
+    job = jobs.tiny([log])
+    job["ssd"] = {"paths": [str(workspace / "disk")]}
+    run = harness.Run(terrace, workspace, job, name="a")
+    run.train("--test-kill-at", "checkpoint.before_publish:2").expect(-signal.SIGKILL)
+    digest = run.digest()
+    copy = harness.Run(terrace, workspace, job, name="b")
+    harness.copy_run(run.path, copy.path)
+    for flag in ("--overwrite", "--resume"):
+        outcome = copy.train(flag).expect(2)
+        assert f"'{copy.path}' is a copy of the run folder '{run.path}'" in outcome.output, outcome.output
+    terrace("inspect", copy.path, "--repair", "--yes", log=workspace / "log").expect(2)
+    assert run.verify() and run.digest() == digest == copy.digest()
+    # Moved, it goes on with its rows, and the copy is one of it.
+    moved = harness.Run(terrace, workspace, job, name="c")
+    run.path.rename(moved.path)
+    moved.train("--resume").expect(0)
+    assert moved.verify() and moved.digest() != digest
+    outcome = copy.train("--overwrite").expect(2)
+    assert f"a copy of the run folder '{moved.path}'" in outcome.output, outcome.output
+    moved.train("--overwrite").expect(0)
+    assert len(list((workspace / "disk").iterdir())) == 1
+
+
+@pytest.mark.parametrize("file", ["RUN", "checkpoints/checkpoint-", "dense/dense-", "/manifest-"])
+def test_a_read_that_errs_once_costs_no_checkpoint(terrace, workspace, log, file):
+    job = jobs.tiny([log], checkpoint={"every_batches": 1, "keep": 2})
+    run = harness.Run(terrace, workspace, job)
+    run.train("--test-kill-at", "checkpoint.before_publish:3").expect(-signal.SIGKILL)
+    newest = int(run.checkpoints()[-1].split("-")[1])
+    path = file if file == "RUN" else f"{file}{newest:08}"
+    outcome = run.train("--resume", "--test-faults", f"read:1:flip:{path}").expect(0)
+    assert f"resuming from checkpoint {newest} " in outcome.output, outcome.output
+    assert "was read wrongly once" in outcome.output and "left out" not in outcome.output, outcome.output
+    undisturbed = harness.Run(terrace, workspace, job, name="undisturbed")
+    undisturbed.train().expect(0)
+    harness.assert_same(undisturbed.result(), run.result(), path)
 
 
 def test_lines_that_are_rejected_leave_nothing(terrace, workspace, log):

@@ -3,6 +3,7 @@ import math
 import os
 import pathlib
 import re
+import subprocess
 import sys
 
 import pytest
@@ -79,6 +80,21 @@ def test_a_large_network(terrace, workspace, train_log, peak):
     assert peak.read() <= least * jobs.MIB, f"{peak.read() / jobs.MIB:.0f} of {least} MiB"
     terrace("evaluate", run.path, "--data", train_log, log=workspace / "log", prefix=peak.prefix).expect(0)
     assert peak.read() <= least * jobs.MIB, f"evaluate took {peak.read() / jobs.MIB:.0f} of {least} MiB"
+    for options in ([], ["--json"], ["--initial"]):
+        subprocess.run([*peak.prefix, terrace.binary, "inspect", run.path, "--dense", *options], check=True,
+                       stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=harness.PATIENCE_SECONDS)
+        assert peak.read() <= least * jobs.MIB, f"inspect --dense {options} took {peak.read() / jobs.MIB:.0f} of {least} MiB"
+
+
+def test_the_least_budget_has_room_for_an_index(terrace, workspace, train_log):
+    """Or a run of wide rows would stop before its first checkpoint."""
+    job = jobs.evicting([train_log], training={"batch": 2048, "minibatch": 256, "threads": 2, "max_examples": 4096})
+    refused = harness.Run(terrace, workspace, job, **{"table.dim": 1024, "memory.budget": "64MiB"}).train().expect(2)
+    assert "room for 250,000 rows" in refused.output, refused.output
+    least = re.search(r"needs at least (\d+) MiB", refused.output).group(1)
+    run = harness.Run(terrace, workspace, job, **{"table.dim": 1024, "memory.budget": f"{least}MiB"})
+    run.train().expect(0)
+    assert run.summary()["examples"] == 4096
 
 
 def test_readers_keep_the_budget(terrace, workspace, train_log, peak):

@@ -139,7 +139,7 @@ def test_results_go_to_standard_output_alone(terrace, finished, log):
     assert result.returncode == 0 and result.stderr == ""
     assert json.loads(result.stdout)["examples"] == 2000
     result = run_binary(terrace, "inspect", finished.path, "--digest", "--json")
-    assert json.loads(result.stdout) == {"digest": finished.digest()}
+    assert json.loads(result.stdout) == {"format_version": 1, "digest": finished.digest()}
 
 
 def key_of(log, slot):
@@ -353,6 +353,20 @@ def test_faults(terrace, workspace, log):
     outcome = run.train("--test-faults", "write:1:enospc:checkpoint-").expect(1)
     assert "checkpoint-" in outcome.output
     run.train("--resume").expect(0)
+
+
+def test_a_quota_beyond_the_disk_is_told(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    outcome = run.train("--set", "ssd.quota=1000TiB").expect(0)
+    assert re.search(r"warning: ssd\.quota is 1000\.00 TiB, .* [\d.]+ [KMGT]iB is free on the disk of "
+                     + f"'{run.path}", outcome.output), outcome.output
+    # Two folders on one disk: its space counts once.
+    run = harness.Run(terrace, workspace, jobs.tiny([log]), name="paths",
+                      **{"ssd.paths": [str(workspace / "a"), str(workspace / "b")], "ssd.shards": 2})
+    outcome = run.train("--set", "ssd.quota=1000TiB").expect(0)
+    assert f" is free on the disk of '{workspace}/a/paths-" in outcome.output, outcome.output
+    run = harness.Run(terrace, workspace, jobs.tiny([log]), name="small")
+    assert "ssd.quota" not in run.train("--set", "ssd.quota=1GiB").expect(0).output
 
 
 def test_a_full_disk(terrace, finished, workspace, log):

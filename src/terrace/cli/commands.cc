@@ -122,7 +122,8 @@ int EvaluateCommand(FileSystem* fs, const EvaluateArguments& arguments) {
   SetProgressLine("");
   if (!evaluation.ok()) return ReportFailureOfRun(evaluation.status(), arguments.run);
   if (!arguments.json) return PrintResult(ResultTable(evaluation->result, evaluation->bad_lines));
-  auto object = nlohmann::ordered_json::parse(ResultToJson(evaluation->result));
+  nlohmann::ordered_json object = {{"format_version", kResultVersion}};
+  object.update(nlohmann::ordered_json::parse(ResultToJson(evaluation->result)));
   object["bad_lines"] = evaluation->bad_lines;
   return PrintResult(object.dump() + "\n");
 }

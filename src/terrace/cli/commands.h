@@ -22,6 +22,9 @@ inline constexpr int kExitFailed = 1;
 inline constexpr int kExitWrong = 2;  // The arguments, or the job file.
 inline constexpr int kExitInterrupted = 130;
 
+// format_version of what commands print with --json (docs/formats/results.md).
+inline constexpr int kResultVersion = 1;
+
 struct TrainArguments {
   std::string job;
   std::vector<std::string> overrides;

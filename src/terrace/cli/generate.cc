@@ -85,6 +85,7 @@ int GenerateCommand(FileSystem* fs, const GenerateArguments& arguments,
   const ClickMetricsResult result = oracle.Compute();
   if (arguments.json) {
     const nlohmann::ordered_json object = {
+        {"format_version", kResultVersion},
         {"rows", arguments.rows},
         {"output", arguments.output},
         {"oracle", nlohmann::ordered_json::parse(ResultToJson(result))}};

@@ -4,10 +4,13 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "terrace/base/check.h"
 #include "terrace/base/log.h"
 #include "terrace/base/units.h"
 #include "terrace/cli/commands.h"
@@ -136,30 +139,79 @@ Status InitialRows(RunReader* reader, const std::vector<Key>& keys, Json* rows) 
 }
 
 // The dense state, and where its parameters lie in each of its buffers.
-Result<Json> DenseJson(RunReader* reader, bool initial) {
+struct DenseView {
+  std::vector<ParameterInfo> parameters;
+  DenseState state;
+};
+
+Result<DenseView> ViewDense(RunReader* reader, bool initial) {
+  DenseView view;
   TERRACE_ASSIGN_OR_RETURN(const ModelPlan plan, PlanOf(reader->job()));
-  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<Network> network,
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<Network> network,
                            CreateNetwork(plan.network, plan.inputs, reader->job().seed));
-  DenseState state = network->Save();
-  if (!initial) {
-    TERRACE_ASSIGN_OR_RETURN(state, reader->folder()->ReadDense(reader->checkpoint()));
+  const auto& parameters = network->parameters();
+  view.parameters.assign(parameters.begin(), parameters.end());
+  if (initial) {
+    view.state = network->Save();
+  } else {
+    network.reset();  // Its memory is what the state needs.
+    TERRACE_ASSIGN_OR_RETURN(view.state, reader->folder()->ReadDense(reader->checkpoint()));
   }
-  Json parameters = Json::array();
-  for (const ParameterInfo& parameter : network->parameters()) {
-    Json entry = {{"name", parameter.name}, {"shape", parameter.shape}};
-    for (std::size_t i = 0; i < state.names.size(); ++i) {
-      const std::vector<float>& buffer = state.buffers[i];
-      if (parameter.offset + parameter.size > buffer.size()) {
-        return CorruptionError(fmt::format("parameter '{}' ends beyond the dense state's '{}'",
-                                           parameter.name, state.names[i]));
-      }
-      entry[state.names[i]] = std::vector<float>(
-          buffer.begin() + static_cast<std::ptrdiff_t>(parameter.offset),
-          buffer.begin() + static_cast<std::ptrdiff_t>(parameter.offset + parameter.size));
+  for (const ParameterInfo& parameter : view.parameters) {
+    for (std::size_t i = 0; i < view.state.names.size(); ++i) {
+      if (parameter.offset + parameter.size <= view.state.buffers[i].size()) continue;
+      return CorruptionError(fmt::format("parameter '{}' ends beyond the dense state's '{}'",
+                                         parameter.name, view.state.names[i]));
     }
-    parameters.push_back(std::move(entry));
   }
-  return Json{{"steps", state.steps}, {"parameters", parameters}};
+  return view;
+}
+
+// Writes to standard output in pieces, so that the text of a whole network is never held. Later
+// calls do nothing once one failed.
+class ResultStream {
+ public:
+  void Add(std::string_view text) {
+    text_ += text;
+    if (text_.size() >= kPieceBytes) Flush();
+  }
+  // kExitFailed where something was not written.
+  int Flush() {
+    if (code_ == kExitDone) code_ = PrintResult(text_);
+    text_.clear();
+    return code_;
+  }
+
+ private:
+  static constexpr std::size_t kPieceBytes = std::size_t{1} << 18;
+  std::string text_;
+  int code_ = kExitDone;
+};
+
+// As one JSON object, with a line for each parameter where `lines` is true.
+void WriteDense(const DenseView& view, bool lines, ResultStream* out) {
+  const char* const next = lines ? "\n  " : "";
+  out->Add(fmt::format(R"({{"steps":{},"parameters":[)", view.state.steps));
+  bool first = true;
+  for (const ParameterInfo& parameter : view.parameters) {
+    out->Add(first ? "" : ",");
+    out->Add(next);
+    first = false;
+    out->Add(fmt::format(R"({{"name":{},"shape":{})", Json(parameter.name).dump(),
+                         Json(parameter.shape).dump()));
+    for (std::size_t i = 0; i < view.state.names.size(); ++i) {
+      out->Add(fmt::format(",{}:[", Json(view.state.names[i]).dump()));
+      const std::span<const float> values =
+          std::span(view.state.buffers[i]).subspan(parameter.offset, parameter.size);
+      for (std::size_t v = 0; v < values.size(); ++v) {
+        if (v > 0) out->Add(",");
+        out->Add(Json(values[v]).dump());
+      }
+      out->Add("]");
+    }
+    out->Add("}");
+  }
+  out->Add("]}");
 }
 
 // What a table's stores say of it together.
@@ -268,7 +320,7 @@ Result<Json> Overview(FileSystem* fs, RunReader* reader) {
   for (const FileDigest& digest : checkpoint.dense) dense_bytes += digest.size;
   Json settings = Json::object();
   for (const auto& [path, value] : checkpoint.identity) settings[path] = value;
-  return Json{{"format_version", 1},
+  return Json{{"format_version", kResultVersion},
               {"run", reader->folder()->path()},
               {"checkpoint", checkpoint.id},
               {"checkpoints", ids},
@@ -351,8 +403,9 @@ std::string RowsText(const Json& rows) {
 
 // One inspection: what was asked for, collected as JSON and as text side by side.
 struct Report {
-  Json json = Json::object();
+  Json json = {{"format_version", kResultVersion}};
   std::string text;
+  std::optional<DenseView> dense;  // Too large to be held as either; comes last.
   bool wrong = false;
 };
 
@@ -409,8 +462,7 @@ Status InspectCheckpoint(FileSystem* fs, const InspectArguments& arguments, RunR
     TERRACE_RETURN_IF_ERROR(InspectRows(arguments, reader, report));
   }
   if (arguments.dense) {
-    TERRACE_ASSIGN_OR_RETURN(report->json["dense"], DenseJson(reader, arguments.initial));
-    report->text += Dump(report->json["dense"], -1);
+    TERRACE_ASSIGN_OR_RETURN(report->dense, ViewDense(reader, arguments.initial));
   }
   return OkStatus();
 }
@@ -424,6 +476,22 @@ Status Inspect(FileSystem* fs, const InspectArguments& arguments, Report* report
   TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<RunReader> reader,
                            RunReader::Open(fs, arguments.run));
   return MissingIsDamage(InspectCheckpoint(fs, arguments, reader.get(), report));
+}
+
+int Print(const Report& report, bool json) {
+  std::string text = json ? Dump(report.json, 1) : report.text;
+  if (!report.dense) return PrintResult(text);
+  constexpr std::string_view kEnd = "\n}\n";  // Of an object that has a member.
+  if (json) {
+    TERRACE_CHECK(text.ends_with(kEnd));
+    text.resize(text.size() - kEnd.size());
+    text += ",\n \"dense\": ";
+  }
+  ResultStream out;
+  out.Add(text);
+  WriteDense(*report.dense, /*lines=*/json, &out);
+  out.Add(json ? kEnd : "\n");
+  return out.Flush();
 }
 
 }  // namespace
@@ -452,7 +520,7 @@ int InspectCommand(FileSystem* fs, const InspectArguments& arguments) {
   Report report;
   const Status status = Inspect(fs, arguments, &report);
   if (!status.ok()) return ReportFailureOfRun(status, arguments.run);
-  const int printed = PrintResult(arguments.json ? Dump(report.json, 1) : report.text);
+  const int printed = Print(report, arguments.json);
   return printed == kExitDone && report.wrong ? kExitFailed : printed;
 }
 

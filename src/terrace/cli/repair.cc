@@ -31,7 +31,8 @@ Json StoreJson(const RepairPlan::StoreRepair& store) {
 Json PlanJson(const RepairPlan& plan) {
   Json stores = Json::array();
   for (const RepairPlan::StoreRepair& store : plan.stores) stores.push_back(StoreJson(store));
-  Json object = {{"findings", FindingsJson(plan.findings)},
+  Json object = {{"format_version", kResultVersion},
+                 {"findings", FindingsJson(plan.findings)},
                  {"newest_checkpoint", plan.newest},
                  {"newest_examples", nullptr},
                  {"checkpoint", plan.base},

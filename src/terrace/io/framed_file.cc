@@ -2,12 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstring>
 #include <type_traits>
 
 #include "terrace/base/check.h"
+#include "terrace/base/log.h"
+#include "terrace/base/memory.h"
 
 namespace terrace {
 namespace {
@@ -102,6 +105,56 @@ Status CheckDigest(std::span<const std::byte> file, const std::string& path,
       path, file.size(), checksum, expected.size, expected.checksum));
 }
 
+// As ReadFully from the start of the file, which may be a direct one.
+Status ReadFromStart(File* file, OpenMode mode, std::span<std::byte> target) {
+  if (!IsDirect(mode)) return ReadFully(file, 0, target);
+  constexpr std::size_t kChunkBytes = std::size_t{1} << 20;
+  const std::size_t blocks = (target.size() + kDirectIoAlignment - 1) / kDirectIoAlignment;
+  TERRACE_ASSIGN_OR_RETURN(const HugeBuffer buffer,
+                           HugeBuffer::Allocate(std::clamp(blocks * kDirectIoAlignment,
+                                                           kDirectIoAlignment, kChunkBytes)));
+  for (std::size_t done = 0; done < target.size();) {
+    ReadRequest request;  // What is asked for; the buffer takes whole blocks.
+    request.file = file;
+    request.offset = done;
+    request.buffer = target.subspan(done, std::min(buffer.size(), target.size() - done));
+    TERRACE_ASSIGN_OR_RETURN(const std::size_t read, file->ReadAt(done, buffer.span()));
+    request.bytes_read = std::min(read, request.buffer.size());
+    TERRACE_RETURN_IF_ERROR(CheckWhole(request));
+    std::memcpy(request.buffer.data(), buffer.data(), request.bytes_read);
+    done += request.bytes_read;
+  }
+  return OkStatus();
+}
+
+Result<std::string> ReadToString(FileSystem* fs, const std::string& path, OpenMode mode) {
+  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs->Open(path, mode));
+  TERRACE_ASSIGN_OR_RETURN(const std::uint64_t size, file->Size());
+  std::string text(size, '\0');
+  TERRACE_RETURN_IF_ERROR(ReadFromStart(file.get(), mode, std::as_writable_bytes(std::span(text))));
+  return text;
+}
+
+Result<std::string> CheckedPayload(std::string bytes, const std::string& path,
+                                   std::string_view magic, std::uint32_t newest_version,
+                                   const FileDigest* expected) {
+  // First, so that the file's own faults get the clearer message.
+  TERRACE_ASSIGN_OR_RETURN(std::string_view payload,
+                           DecodeFramed(bytes, path, magic, newest_version));
+  if (expected != nullptr) {
+    TERRACE_RETURN_IF_ERROR(CheckDigest(std::as_bytes(std::span(bytes)), path, *expected));
+  }
+  bytes.erase(0, bytes.size() - payload.size());
+  return bytes;
+}
+
+void WarnOfWrongRead(const std::string& path, const Status& first) {
+  LogText(LogLevel::kWarning,
+          fmt::format("'{}' was read wrongly once and is whole when read again: its disk or the "
+                      "way there errs now and then, and should be looked at ({})",
+                      path, first.message()));
+}
+
 }  // namespace
 
 std::string EncodeFramed(std::string_view magic, std::uint32_t version,
@@ -142,15 +195,15 @@ Result<FileDigest> WriteFramedFile(FileSystem* fs, const std::string& path, std:
 
 Result<std::string> ReadFramedFile(FileSystem* fs, const std::string& path, std::string_view magic,
                                    std::uint32_t newest_version, const FileDigest* expected) {
-  TERRACE_ASSIGN_OR_RETURN(std::string bytes, ReadFileToString(fs, path));
-  // First, so that the file's own faults get the clearer message.
-  TERRACE_ASSIGN_OR_RETURN(std::string_view payload,
-                           DecodeFramed(bytes, path, magic, newest_version));
-  if (expected != nullptr) {
-    TERRACE_RETURN_IF_ERROR(CheckDigest(std::as_bytes(std::span(bytes)), path, *expected));
-  }
-  bytes.erase(0, bytes.size() - payload.size());
-  return bytes;
+  const auto checked = [&](Result<std::string> bytes) -> Result<std::string> {
+    if (!bytes.ok()) return bytes;
+    return CheckedPayload(std::move(bytes).value(), path, magic, newest_version, expected);
+  };
+  Result<std::string> payload = checked(ReadToString(fs, path, OpenMode::kRead));
+  if (payload.status().code() != StatusCode::kCorruption) return payload;
+  Result<std::string> again = checked(ReadToString(fs, path, OpenMode::kReadDirect));
+  if (again.ok()) WarnOfWrongRead(path, payload.status());
+  return again;
 }
 
 void FrameInPlace(std::string_view magic, std::uint32_t version, std::span<std::byte> file) {
@@ -160,15 +213,17 @@ void FrameInPlace(std::string_view magic, std::uint32_t version, std::span<std::
   std::memcpy(file.data(), &header, sizeof(header));
 }
 
-Status ReadFramedFileInto(FileSystem* fs, const std::string& path, std::string_view magic,
-                          std::uint32_t newest_version, const FileDigest& expected,
-                          std::span<std::byte> file) {
-  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> opened, fs->Open(path, OpenMode::kRead));
+namespace {
+
+Status ReadIntoOnce(FileSystem* fs, const std::string& path, std::string_view magic,
+                    std::uint32_t newest_version, const FileDigest& expected,
+                    std::span<std::byte> file, OpenMode mode) {
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> opened, fs->Open(path, mode));
   TERRACE_ASSIGN_OR_RETURN(const std::uint64_t size, opened->Size());
   FrameHeader header;
   if (size >= sizeof(header)) {  // First, so that a newer version is told from a broken file.
     TERRACE_RETURN_IF_ERROR(
-        ReadFully(opened.get(), 0, std::as_writable_bytes(std::span(&header, 1))));
+        ReadFromStart(opened.get(), mode, std::as_writable_bytes(std::span(&header, 1))));
     TERRACE_RETURN_IF_ERROR(CheckHeader(header, size, path, magic, newest_version));
   }
   if (size != file.size()) {
@@ -177,10 +232,25 @@ Status ReadFramedFileInto(FileSystem* fs, const std::string& path, std::string_v
                     "another file",
                     path, size, file.size()));
   }
-  TERRACE_RETURN_IF_ERROR(ReadFully(opened.get(), 0, file));
+  TERRACE_RETURN_IF_ERROR(ReadFromStart(opened.get(), mode, file));
   const std::string_view bytes(reinterpret_cast<const char*>(file.data()), file.size());
   TERRACE_RETURN_IF_ERROR(DecodeFramed(bytes, path, magic, newest_version).status());
   return CheckDigest(file, path, expected);
+}
+
+}  // namespace
+
+Status ReadFramedFileInto(FileSystem* fs, const std::string& path, std::string_view magic,
+                          std::uint32_t newest_version, const FileDigest& expected,
+                          std::span<std::byte> file) {
+  const auto read = [&](OpenMode mode) {
+    return ReadIntoOnce(fs, path, magic, newest_version, expected, file, mode);
+  };
+  const Status first = read(OpenMode::kRead);
+  if (first.code() != StatusCode::kCorruption) return first;
+  const Status again = read(OpenMode::kReadDirect);
+  if (again.ok()) WarnOfWrongRead(path, first);
+  return again;
 }
 
 }  // namespace terrace

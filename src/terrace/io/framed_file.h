@@ -25,7 +25,8 @@ Result<FileDigest> WriteFramedFile(FileSystem* fs, const std::string& path, std:
                                    std::uint32_t version, std::span<const std::byte> payload);
 // The payload. kNotFound; kCorruption: not this kind of file, torn, or a flipped bit, with path and
 // offset; kInvalidArgument: written by a newer version of the program. `expected`, if given, is
-// compared as well.
+// compared as well. What seems corrupt is read once more, past the page cache, before it is judged:
+// a read may err where the disk does not. A warning tells of one that did.
 Result<std::string> ReadFramedFile(FileSystem* fs, const std::string& path, std::string_view magic,
                                    std::uint32_t newest_version,
                                    const FileDigest* expected = nullptr);

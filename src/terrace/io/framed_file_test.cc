@@ -4,6 +4,9 @@
 
 #include <string>
 
+#include <fmt/format.h>
+
+#include "terrace/io/faulty_file_system.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/io/testing/test_data.h"
 
@@ -104,6 +107,39 @@ TEST_F(FramedFileTest, ASoundFileThatIsNotTheOneNamedIsFound) {
   TERRACE_ASSERT_OK(second);
   TERRACE_EXPECT_OK(ReadFramedFile(&fs_, "f", kMagic, 1, &*second));
   EXPECT_EQ(ReadFramedFile(&fs_, "f", kMagic, 1, &*first).status().code(), StatusCode::kCorruption);
+}
+
+// What a read that errs once is told of, and what a disk that errs is.
+TEST_F(FramedFileTest, WhatIsReadWronglyOnceIsReadAgain) {
+  for (const std::size_t size : {15, 4032, 5000, 3'000'000}) {
+    const std::string payload(size, 'p');
+    const auto digest = WriteFramedFile(&fs_, "f", kMagic, 1, Bytes(payload));
+    TERRACE_ASSERT_OK(digest);
+    for (const char* const fault : {"flip", "short_read"}) {
+      SCOPED_TRACE(fault);
+      FaultyFileSystem faulty(&fs_, *ParseFaultRules(fmt::format("read:1:{}", fault)));
+      testing::internal::CaptureStderr();
+      const Result<std::string> read = ReadFramedFile(&faulty, "f", kMagic, 1, &*digest);
+      EXPECT_EQ(faulty.faults(), 1u);
+      TERRACE_ASSERT_OK(read);
+      EXPECT_EQ(*read, payload);
+      const std::string warning = testing::internal::GetCapturedStderr();
+      EXPECT_NE(warning.find("'f' was read wrongly once and is whole when read again"),
+                std::string::npos)
+          << warning;
+      for (const int n : {1, 2}) {  // Of the head, and of all.
+        faulty.SetRules(*ParseFaultRules(fmt::format("read:{}:{}", n, fault)));
+        std::string into(size + kFrameHeaderBytes, '\0');
+        TERRACE_EXPECT_OK(ReadFramedFileInto(&faulty, "f", kMagic, 1, *digest,
+                                             std::as_writable_bytes(std::span(into))));
+        EXPECT_EQ(into.substr(kFrameHeaderBytes), payload);
+        EXPECT_EQ(faulty.faults(), 1u);
+      }
+      faulty.SetRules(*ParseFaultRules(fmt::format("read:1+:{}", fault)));
+      EXPECT_EQ(ReadFramedFile(&faulty, "f", kMagic, 1).status().code(), StatusCode::kCorruption);
+      EXPECT_GE(faulty.faults(), 2u);
+    }
+  }
 }
 
 TEST_F(FramedFileTest, AFrameInPlaceIsTheSameFile) {

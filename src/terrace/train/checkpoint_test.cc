@@ -548,6 +548,7 @@ Status ReadAsAResume(FileSystem* fs, const Job& job) {
                            RunFolder::Open(fs, "/runs/a", Mode::kResume, &job));
   TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids, run->ListCheckpoints());
   if (ids.empty()) return NotFoundError("every checkpoint was left out");
+  EXPECT_EQ(ids.back(), 3u) << "a read that errs once costs no checkpoint";
   TERRACE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, run->ReadCheckpoint(ids.back()));
   TERRACE_ASSIGN_OR_RETURN(const DenseState dense, run->ReadDense(checkpoint));
   EXPECT_EQ(EncodeDense(dense), EncodeDense(SampleDense()));
@@ -580,6 +581,10 @@ TEST(RunFolderFaults, EveryFailingOperationOfAResumeIsAStatusAndLeavesTheCheckpo
       failed = faulty.faults() > 0;
       refused += status.ok() ? 0 : 1;
       EXPECT_TRUE(status.ok() || !status.message().empty());
+      // LOCK has no checks: a pid that is read wrongly is another's.
+      if (std::string_view(fault) == "flip" && status.code() != StatusCode::kUnavailable) {
+        TERRACE_EXPECT_OK(status);
+      }
       ExpectSound(&memory, job, /*committed=*/true);
     }
     if (std::string_view(fault) == "error") {

@@ -20,6 +20,13 @@ std::uint64_t IndexBytes(IndexKind kind, std::uint32_t row_bytes, std::uint64_t 
   return Store::GroupIndexBytes(row_bytes, keys) + blocks * kKeyIndexBytes;
 }
 
+std::uint64_t IndexRoomBytes(const Job& job, const ModelPlan& plan) {
+  // An index of few keys takes some hundred KiB whatever they are; each shard of a table has one.
+  constexpr std::uint64_t kFewKeysBytes = std::uint64_t{1} << 20;
+  const std::uint64_t stores = plan.tables.size() * static_cast<std::uint64_t>(job.ssd.shards);
+  return stores * kFewKeysBytes + kIndexRoomRows * kKeyIndexBytes;
+}
+
 std::uint64_t FirstIndexBytes(const Job& job, const ModelPlan& plan) {
   std::uint64_t bytes = 0;
   for (const TablePlan& table : plan.tables) {

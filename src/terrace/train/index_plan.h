@@ -20,6 +20,11 @@ IndexKind IndexOf(const Job& job, const ModelPlan& plan, const TablePlan& table)
 // Of a table with so many keys.
 std::uint64_t IndexBytes(IndexKind kind, std::uint32_t row_bytes, std::uint64_t keys);
 
+// What the least budget has room for: so many rows more than a new run begins with may be indexed
+// before it has to stop.
+inline constexpr std::uint64_t kIndexRoomRows = 250'000;
+std::uint64_t IndexRoomBytes(const Job& job, const ModelPlan& plan);
+
 // What the indexes of a new run take before it has a row.
 std::uint64_t FirstIndexBytes(const Job& job, const ModelPlan& plan);
 

@@ -486,7 +486,9 @@ void AddTraining(Builder* b) {
   b->Bytes(
       "memory.budget",
       [](Job & job, const std::string&) -> auto& { return job.memory.budget_bytes; },
-      std::uint64_t{1} << 20, "Of the whole process.");
+      std::uint64_t{1} << 20,
+      "Of the whole process. The least that is accepted has room for the index of 250,000 rows; "
+      "a run that outgrows its budget stops after a checkpoint and goes on with a larger one.");
 }
 
 void AddSsd(Builder* b) {
@@ -496,7 +498,8 @@ void AddSsd(Builder* b) {
   b->TextList("ssd.paths", ssd(&Job::Ssd::paths), {},
               "Folders for rows, one per disk; a shard lies on one of them. Empty: in output.");
   b->Bytes("ssd.quota", ssd(&Job::Ssd::quota_bytes), std::uint64_t{1} << 20,
-           "Bytes that the run may hold on disk, checkpoints too.");
+           "Bytes that the run may hold on disk, checkpoints too. A warning tells where the disks "
+           "have less.");
   b->Whole("ssd.shards", ssd(&Job::Ssd::shards), 1, 1024, "Parts of each table on disk.");
   b->Whole("ssd.io_threads", ssd(&Job::Ssd::io_threads), 1, 64,
            "Threads that check and copy what was read, and build the index at a restart, at least "

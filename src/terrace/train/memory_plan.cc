@@ -85,7 +85,7 @@ MemoryPlan FixedPart(const MemoryPlanInput& input) {
 }
 
 std::uint64_t LeastRowBytes(const MemoryPlanInput& input) {
-  return input.least_cache_bytes + input.index_bytes;
+  return input.least_cache_bytes + input.index_bytes + input.index_room_bytes;
 }
 
 // Batches of one mini-batch, the rows of one, and what the given budget spends besides.
@@ -182,10 +182,13 @@ Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input) {
     const MemoryPlan least = FixedPart(enough);
     return InvalidArgumentError(fmt::format(
         "memory.budget of {} is too small: this job needs at least {} (process and network {}, "
-        "rows of one mini-batch and index {}, buffers {}{}). Raise memory.budget, or lower "
+        "rows of one mini-batch and index {}{}, buffers {}{}). Raise memory.budget, or lower "
         "training.minibatch.",
         FormatBytes(input.budget_bytes), WholeMiB(enough.budget_bytes),
         FormatBytes(least.resident_bytes), FormatBytes(least_rows),
+        input.index_room_bytes > 0
+            ? fmt::format(", which is to have room for {} rows", FormatCount(kIndexRoomRows))
+            : "",
         FormatBytes(least.io_bytes + least.slack_bytes + least.transient_bytes),
         FiltersText(least, ", admission filters ")));
   }

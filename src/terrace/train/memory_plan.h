@@ -26,6 +26,7 @@ struct MemoryPlanInput {
   std::uint64_t least_cache_bytes = 0;  // Of all tables: LeastCacheBytes.
   std::uint64_t dense_state_bytes = 0;  // A copy of it is made for a checkpoint.
   std::uint64_t index_bytes = 0;        // Of the stores now; more after a resume.
+  std::uint64_t index_room_bytes = 0;   // That it must be able to grow by; a reader's does not.
   std::uint64_t filter_bytes = 0;       // Of all admission filters, both of each table.
   std::uint64_t source_bytes = 0;       // Of one source: read-ahead, archive, shuffling window.
   // Of source_bytes, and what the job allows of it: another budget has another share. 0: every

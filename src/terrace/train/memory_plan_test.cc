@@ -36,6 +36,7 @@ MemoryPlanInput RandomInput(Rng* rng) {
     input.source_bytes += input.read_ahead_bytes;
   }
   input.validates = rng->Below(2) == 1;
+  input.index_room_bytes = rng->Below(32) * kMiB;
   if (rng->Below(2) == 1) input.filter_bytes = (1 + rng->Below(256)) * kMiB;
   return input;
 }
@@ -49,7 +50,8 @@ TEST(MemoryPlan, TheLeastThatWouldDoDoes) {
     input.budget_bytes = least;
     const Result<MemoryPlan> plan = PlanMemory(input);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
-    EXPECT_GE(plan->rows_bytes, input.least_cache_bytes + input.index_bytes);
+    EXPECT_GE(plan->rows_bytes,
+              input.least_cache_bytes + input.index_bytes + input.index_room_bytes);
     // As the program finds itself when it is started with that.
     if (input.most_read_ahead_bytes > 0) {
       MemoryPlanInput again = input;
@@ -116,6 +118,13 @@ TEST(IndexPlan, AutoGoesByTheTablesPartOfTheBudget) {
   }
   const ModelPlan unknown = PlanOf({0}, IndexChoice::kAuto);
   EXPECT_EQ(IndexOf(job, unknown, unknown.tables[0]), IndexKind::kKey);
+}
+
+TEST(IndexPlan, RoomForRowsBeyondThoseOfAMiniBatch) {
+  Job job;
+  job.ssd.shards = 3;
+  EXPECT_GE(IndexRoomBytes(job, PlanOf({0, 0}, IndexChoice::kKey)),
+            kIndexRoomRows * kKeyIndexBytes + 6 * kMiB);
 }
 
 TEST(IndexPlan, BytesOfAKey) {

@@ -26,7 +26,7 @@ void CheckRefusal(const Status& status) {
 void ReadMarker(const std::string& payload) {
   MemoryFileSystem fs;
   TERRACE_CHECK(fs.MakeDirectories("/run").ok());
-  TERRACE_CHECK(WriteFramedFile(&fs, JoinPath("/run", kRunMarkerName), "TERRMARK", 1,
+  TERRACE_CHECK(WriteFramedFile(&fs, JoinPath("/run", kRunMarkerName), "TERRMARK", 2,
                                 std::as_bytes(std::span(payload)))
                     .ok());
   const Result<RunMarker> marker = ReadRunMarker(&fs, "/run");
@@ -34,7 +34,8 @@ void ReadMarker(const std::string& payload) {
   if (!marker.ok()) return;
   TERRACE_CHECK(WriteRunMarker(&fs, "/run", *marker).ok());
   const Result<RunMarker> again = ReadRunMarker(&fs, "/run");
-  TERRACE_CHECK(again.ok() && again->ssd_folders.size() == marker->ssd_folders.size());
+  TERRACE_CHECK(again.ok() && again->ssd_folders.size() == marker->ssd_folders.size() &&
+                again->run_folder.empty() == marker->run_folder.empty());
 }
 
 void ReadMetrics(const std::string& text) {

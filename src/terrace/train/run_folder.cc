@@ -10,6 +10,7 @@
 #include "terrace/base/log.h"
 #include "terrace/base/rng.h"
 #include "terrace/base/sync_point.h"
+#include "terrace/io/same_file.h"
 #include "terrace/train/run_folder_impl.h"
 
 namespace terrace {
@@ -99,7 +100,7 @@ Status RunFolderImpl::OpenDamaged(Mode mode) {
   }
   marker_status_ = marker.status();
   if (marker.ok()) marker_ = std::move(marker).value();
-  return OkStatus();
+  return mode == Mode::kRepair ? CheckSsdOwner() : OkStatus();
 }
 
 Status RunFolderImpl::RefuseForeign() {
@@ -175,6 +176,7 @@ Status RunFolderImpl::OpenForWriting(Mode mode) {
   TERRACE_ASSIGN_OR_RETURN(const bool has_run, Inspect(mode));
   if (!has_run) return Create();
   TERRACE_ASSIGN_OR_RETURN(marker_, ReadRunMarker(fs_, path_));
+  TERRACE_RETURN_IF_ERROR(CheckSsdOwner());
   if (mode == Mode::kResume) {
     TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> files, ListCheckpointFiles());
     if (!files.empty()) return CheckResume();
@@ -203,7 +205,7 @@ Status RunFolderImpl::CheckResume() {
         fmt::format("ssd.shards: the run has {}, the job now says {}; put the old number back",
                     marker_.shards, job_->ssd.shards));
   }
-  return OkStatus();
+  return TakeSsdFolders();
 }
 
 Status RunFolderImpl::Create() {
@@ -211,14 +213,13 @@ Status RunFolderImpl::Create() {
   const std::string absolute = Absolute(path_);
   marker_ = RunMarker();
   marker_.created_micros = static_cast<std::uint64_t>(Clock::Real()->WallMicros());
-  marker_.id =
-      fmt::format("{:016x}", HashCombine(HashCombine(HashName(absolute), marker_.created_micros),
-                                         static_cast<std::uint64_t>(getpid())));
+  marker_.id = NewRunId(absolute, marker_.created_micros, getpid());
   marker_.shards = static_cast<std::uint64_t>(job_->ssd.shards);
   marker_.ssd_paths = AbsoluteAll(job_->ssd.paths);
   const std::string name = absolute.substr(absolute.rfind('/') + 1);
   for (const std::string& path : marker_.ssd_paths) {
     marker_.ssd_folders.push_back(JoinPath(path, fmt::format("{}-{}", name, marker_.id)));
+    marker_.run_folder = RealPath(absolute);
   }
   // The marker first: it names the other folders, so that whatever a crash leaves can be deleted.
   SyncPoint::Hit("run.create.before_marker");
@@ -282,6 +283,74 @@ Status RunFolderImpl::CheckSsdMarkers() {
   return OkStatus();
 }
 
+Status RunFolderImpl::CheckOwner(const std::string& owner, const std::string& folder) {
+  const std::string here = RealPath(Absolute(path_));
+  if (owner == here || IsSameFile(owner, here)) return OkStatus();
+  moved_ = true;
+  const Result<RunMarker> other = ReadRunMarker(fs_, owner);
+  if (other.status().code() == StatusCode::kNotFound) return OkStatus();
+  if (other.ok() && other->id != marker_.id) return OkStatus();  // Another run, begun there later.
+  if (!other.ok()) {
+    return other.status().WithContext(fmt::format(
+        "the rows in '{}' belong to the run folder '{}', not to '{}', and whether that one is "
+        "still there cannot be told; nothing was changed",
+        folder, owner, here));
+  }
+  return InvalidArgumentError(fmt::format(
+      "'{0}' is a copy of the run folder '{1}', which is still there: the rows in '{2}' belong to "
+      "that one. Nothing was changed. Train '{1}', or name another output; delete the copy by "
+      "hand, without its rows; or delete '{1}' by hand to go on with the copy",
+      here, owner, folder));
+}
+
+Status RunFolderImpl::CheckSsdOwner() {
+  moved_ = false;
+  if (marker_.ssd_folders.empty()) return OkStatus();
+  bool said = false;
+  const auto check = [&](const RunMarker& marker, const std::string& folder) -> Status {
+    if (marker.run_folder.empty()) {
+      moved_ = true;  // Whose the rows are gets said.
+      return OkStatus();
+    }
+    said = true;
+    return CheckOwner(marker.run_folder, folder);
+  };
+  for (const std::string& folder : marker_.ssd_folders) {
+    const Result<RunMarker> marker = ReadRunMarker(fs_, folder);
+    // One that is damaged or gone says nothing, and one of another run is no matter of owners.
+    if (!marker.ok() || marker->id != marker_.id) continue;
+    TERRACE_RETURN_IF_ERROR(check(*marker, folder));
+  }
+  TERRACE_RETURN_IF_ERROR(check(marker_, marker_.ssd_folders[0]));
+  if (said || BeganIn(marker_, Absolute(path_))) return OkStatus();
+  return InvalidArgumentError(fmt::format(
+      "the run '{}' did not begin there, and '{}' does not say whose its rows are (an older "
+      "program wrote it): this folder was moved, or is a copy. Nothing was changed. Move it back "
+      "to the path where the run began, --resume it there, and move it then; delete a copy by "
+      "hand, without its rows",
+      Absolute(path_), marker_.ssd_folders[0]));
+}
+
+Status RunFolderImpl::TakeSsdFolders() {
+  if (!moved_) return OkStatus();
+  const std::string before = marker_.run_folder;
+  marker_.run_folder = RealPath(Absolute(path_));
+  for (const std::string& folder : marker_.ssd_folders) {
+    const Result<RunMarker> marker = ReadRunMarker(fs_, folder);
+    if (!marker.ok() || marker->id != marker_.id) continue;
+    TERRACE_RETURN_IF_ERROR(WriteRunMarker(fs_, folder, marker_));
+  }
+  // Last: until then the next resume finds that the run was moved.
+  TERRACE_RETURN_IF_ERROR(WriteRunMarker(fs_, path_, marker_));
+  moved_ = false;
+  if (before.empty()) return OkStatus();
+  LogText(LogLevel::kInfo,
+          fmt::format("the run was moved from '{}': its rows in {} are those of "
+                      "'{}' now",
+                      before, fmt::join(marker_.ssd_folders, ", "), marker_.run_folder));
+  return OkStatus();
+}
+
 Status RunFolderImpl::RemoveRun() {
   TERRACE_RETURN_IF_ERROR(CheckSsdMarkers());
   // Checkpoints first, and durably: from then on nobody finds what is being deleted, after a loss
@@ -341,15 +410,18 @@ void RunFolderImpl::ScrubMarkers(std::vector<Finding>* findings, Status* refused
 Status RunFolderImpl::RestoreMarkers(const Checkpoint& checkpoint, const Job& job) {
   if (!marker_status_.ok()) {
     marker_ = MarkerOf(checkpoint, AbsoluteAll(job.ssd.paths));
+    if (!marker_.ssd_folders.empty()) marker_.run_folder = RealPath(Absolute(path_));
     for (const std::string& folder : marker_.ssd_folders) {
       Result<RunMarker> other = ReadRunMarker(fs_, folder);
       if (!other.ok()) continue;
       marker_ = std::move(other).value();  // It says all that the lost one said.
       break;
     }
+    TERRACE_RETURN_IF_ERROR(CheckSsdOwner());
     TERRACE_RETURN_IF_ERROR(WriteRunMarker(fs_, path_, marker_));
     marker_status_ = OkStatus();
   }
+  TERRACE_RETURN_IF_ERROR(TakeSsdFolders());
   for (const std::string& folder : marker_.ssd_folders) {
     if (ReadRunMarker(fs_, folder).ok()) continue;
     TERRACE_RETURN_IF_ERROR(fs_->MakeDirectories(folder));

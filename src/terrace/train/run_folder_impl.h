@@ -78,6 +78,12 @@ class RunFolderImpl final : public RunFolder {
   // As MakeDirectories, and Abandon knows which of them were not there.
   Status MakeFolders(const std::string& path);
   Status CheckSsdMarkers();
+  // Refuses a copy of a run folder that is still there: the rows on ssd.paths are that one's.
+  Status CheckSsdOwner();
+  // The same where the rows in `folder` are said to be those of the run folder `owner`.
+  Status CheckOwner(const std::string& owner, const std::string& folder);
+  // Says in all markers that the rows on ssd.paths are this folder's, where one says otherwise.
+  Status TakeSsdFolders();
   Status RemoveRun();
   Status ListTemporaries(const std::string& folder, std::vector<std::string>* paths);
   Status RemoveTemporaries(const std::string& folder);
@@ -89,6 +95,7 @@ class RunFolderImpl final : public RunFolder {
   const Job* const job_;  // Borrowed during Open; nullptr for a reader.
   RunMarker marker_;
   Status marker_status_;  // Why there is none; of kScrub and kRepair.
+  bool moved_ = false;    // CheckSsdOwner: since its markers were written.
   std::unique_ptr<FileLock> lock_;
   bool created_ = false;                   // The run, by Open.
   std::vector<std::string> made_folders_;  // By Open, those that hold others first.

@@ -1,7 +1,11 @@
 #include "terrace/train/run_marker.h"
 
+#include <charconv>
 #include <span>
 
+#include <fmt/format.h>
+
+#include "terrace/base/rng.h"
 #include "terrace/io/framed_file.h"
 #include "terrace/train/json_fields.h"
 
@@ -9,13 +13,17 @@ namespace terrace {
 namespace {
 
 constexpr std::string_view kMarkerMagic = "TERRMARK";
-constexpr std::uint32_t kMarkerVersion = 1;
+constexpr std::uint32_t kMarkerVersion = 2;
+constexpr int kMostPid = 1 << 22;  // Of Linux.
+
+std::uint32_t VersionOf(const RunMarker& marker) { return marker.run_folder.empty() ? 1 : 2; }
 
 std::string Encode(const RunMarker& marker) {
-  const nlohmann::json object = {
-      {"format_version", kMarkerVersion},        {"id", marker.id},
+  nlohmann::json object = {
+      {"format_version", VersionOf(marker)},     {"id", marker.id},
       {"created_micros", marker.created_micros}, {"shards", marker.shards},
       {"ssd_paths", marker.ssd_paths},           {"ssd_folders", marker.ssd_folders}};
+  if (!marker.run_folder.empty()) object["run_folder"] = marker.run_folder;
   // Bytes that are no UTF-8 can only come from a working directory's name; what replaces them
   // makes the folder unfindable, which its reader reports.
   return object.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -41,6 +49,7 @@ Result<RunMarker> ReadRunMarker(FileSystem* fs, const std::string& folder) {
     if (!item.is_string()) return CorruptionError(path + ": field 'ssd_folders' is not text");
     marker.ssd_folders.push_back(item.get<std::string>());
   }
+  if (object.contains("run_folder")) fields.Read("run_folder", &marker.run_folder);
   if (!fields.status().ok()) return fields.status().WithContext(path);
   if (marker.ssd_folders.size() != marker.ssd_paths.size()) {
     return CorruptionError(path + ": field 'ssd_folders' has another length than 'ssd_paths'");
@@ -50,9 +59,27 @@ Result<RunMarker> ReadRunMarker(FileSystem* fs, const std::string& folder) {
 
 Status WriteRunMarker(FileSystem* fs, const std::string& folder, const RunMarker& marker) {
   const std::string payload = Encode(marker);
-  return WriteFramedFile(fs, JoinPath(folder, kRunMarkerName), kMarkerMagic, kMarkerVersion,
+  return WriteFramedFile(fs, JoinPath(folder, kRunMarkerName), kMarkerMagic, VersionOf(marker),
                          std::as_bytes(std::span(payload)))
       .status();
+}
+
+std::string NewRunId(const std::string& run_folder, std::uint64_t created_micros, int pid) {
+  const std::uint64_t begin = HashCombine(HashName(run_folder), created_micros);
+  return fmt::format("{:016x}", HashCombine(begin, static_cast<std::uint64_t>(pid)));
+}
+
+bool BeganIn(const RunMarker& marker, const std::string& run_folder) {
+  std::uint64_t id = 0;
+  const char* const end = marker.id.data() + marker.id.size();
+  const auto [rest, error] = std::from_chars(marker.id.data(), end, id, 16);
+  if (error != std::errc() || rest != end) return false;
+  const std::uint64_t begin = HashCombine(HashName(run_folder), marker.created_micros);
+  // The process that began it is not known: a few milliseconds for all that there can be.
+  for (std::uint64_t pid = 1; pid <= kMostPid; ++pid) {
+    if (HashCombine(begin, pid) == id) return true;
+  }
+  return false;
 }
 
 }  // namespace terrace

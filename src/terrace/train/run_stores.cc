@@ -249,6 +249,12 @@ StoreStats RunStores::stats() const {
   return sum;
 }
 
+std::set<std::string> RunStores::disk_folders() const {
+  std::set<std::string> folders;
+  for (const Entry& entry : stores_) folders.insert(DiskFolder(entry.directory));
+  return folders;
+}
+
 std::uint64_t RunStores::index_bytes() const {
   std::uint64_t bytes = 0;
   for (const Entry& entry : stores_) bytes += entry.store->index_bytes();

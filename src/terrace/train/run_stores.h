@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -56,6 +57,8 @@ class RunStores {
   void WantSweep(std::size_t table);
   StoreStats stats() const;  // Sums.
   std::uint64_t index_bytes() const;
+  // One on each disk, as ssd.paths names them, or in the run's folder.
+  std::set<std::string> disk_folders() const;
   // See Store::MostWriteBytes: of a table, each of whose stores gets its share.
   std::uint64_t MostWriteBytes(std::size_t table, std::uint64_t rows, std::uint64_t writes) const;
   const std::vector<Disk>& disks() const { return disks_; }

@@ -58,6 +58,8 @@ class TrainingRun {
   Status OpenRun(RunMode mode);
   // Of a new run.
   Status CheckQuota() const;
+  // Where the disks have less room than the quota lets the run take.
+  void WarnOfFullDisks();
   Status MakeFilters();
   Status MakeCaches();
   // Whether summary.json is there and tells of that checkpoint.

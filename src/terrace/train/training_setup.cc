@@ -12,6 +12,7 @@
 #include "terrace/base/log.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/units.h"
+#include "terrace/train/index_plan.h"
 #include "terrace/train/training_run.h"
 
 namespace terrace {
@@ -73,6 +74,7 @@ Status TrainingRun::Prepare(RunMode mode) {
   TERRACE_RETURN_IF_ERROR(OpenRun(mode));
   if (already_finished_) return OkStatus();
   TERRACE_RETURN_IF_ERROR(MakeCaches());
+  WarnOfFullDisks();
   LogText(LogLevel::kInfo, DescribeMemoryPlan(memory_));
   for (const std::string& line : stores_->DescribeIndexes()) LogText(LogLevel::kInfo, line);
   for (const std::string& line : DescribeReads(job_, stores_->disks())) {
@@ -128,6 +130,7 @@ Status TrainingRun::MakeMemoryPlan() {
   input.read_ahead_bytes = train_read_ahead_bytes_;
   input.most_read_ahead_bytes = job_.train_data.read_ahead_bytes;
   input.dense_state_bytes = model_.network->ParameterBytes();
+  input.index_room_bytes = IndexRoomBytes(job_, *plan_);
   input.validates = job_.has_validation;
   input.filter_bytes = 2 * FilterFilesBytes();
   TERRACE_ASSIGN_OR_RETURN(memory_, PlanMemory(input));
@@ -216,6 +219,29 @@ Status TrainingRun::CheckQuota() const {
                   FormatBytes(job_.ssd.quota_bytes), WholeMiB(least)));
 }
 
+void TrainingRun::WarnOfFullDisks() {
+  std::map<std::uint64_t, std::uint64_t> free_bytes;  // By device.
+  std::string paths;
+  for (const std::string& folder : stores_->disk_folders()) {
+    const Result<DiskSpace> space = fs_->Space(folder);
+    if (!space.ok()) return;  // A disk that does not say.
+    if (!free_bytes.emplace(space->device, space->free_bytes).second) continue;
+    paths += fmt::format("{}'{}'", paths.empty() ? "" : " and ", folder);
+  }
+  std::uint64_t bytes = 0;
+  for (const auto& [device, free] : free_bytes) bytes += free;
+  const std::uint64_t used = quota_->used();  // By what the run has there already.
+  const std::uint64_t quota = job_.ssd.quota_bytes;
+  if (quota <= used || quota - used <= bytes) return;
+  LogText(
+      LogLevel::kWarning,
+      fmt::format("ssd.quota is {}, {} of it in use, but only {} free on the disk{} of {}: the run "
+                  "stops when that is full; free space there, or set ssd.quota lower",
+                  FormatBytes(quota), FormatBytes(used),
+                  FormatBytes(bytes) + (free_bytes.size() > 1 ? " are" : " is"),
+                  free_bytes.size() > 1 ? "s" : "", paths));
+}
+
 void TrainingRun::AbandonIfUntrained() {
   if (run_ == nullptr || last_checkpoint_ > 0 || cursor_.examples > 0) return;
   caches_.clear();
@@ -264,10 +290,12 @@ Status TrainingRun::MakeCaches() {
   const std::uint64_t index_bytes = stores_->index_bytes();
   const std::uint64_t least = LeastCacheBytes(job_, *plan_);
   if (memory_.rows_bytes < index_bytes + least) {
-    return OutOfMemoryError(fmt::format(
-        "the index of the run's rows takes {}: memory.budget must be at least {}",
-        FormatBytes(index_bytes),
-        WholeMiB(memory_.budget_bytes + index_bytes + least - memory_.rows_bytes + kMiB)));
+    return OutOfMemoryError(
+        fmt::format("the index of the run's rows takes {}: memory.budget must be at least {}",
+                    FormatBytes(index_bytes),
+                    // With room to go on in.
+                    WholeMiB(memory_.budget_bytes + index_bytes + least +
+                             IndexRoomBytes(job_, *plan_) - memory_.rows_bytes + kMiB)));
   }
   planned_index_bytes_ = std::min(index_bytes + IndexStep(), memory_.rows_bytes - least);
   const std::vector<std::uint64_t> bytes =
