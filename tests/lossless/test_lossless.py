@@ -1,5 +1,6 @@
 """The tiers are invisible to the mathematics: digest and metrics are the same whatever the memory
 budget, depth, batch size, index, shards, I/O, eviction, compaction, binding, compression, checkpoints, interruption."""
+import json
 import math
 import random
 import re
@@ -160,6 +161,31 @@ def test_all(terrace, workspace, combined_job_of, combined_reference, sample_see
         print(settings)
         check(terrace, folder, combined_job_of, combined_reference, settings, rng)
         harness.remove(folder)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_repeating_keys(terrace, workspace, logs, number, sample_seed):
+    """Where keys repeat, the first layer goes by the distinct rows of a mini-batch."""
+    rng = random.Random(f"{sample_seed}-{number}")
+    validation = logs.criteo(1000, seed=4, cardinality=40_000, zipf=1.1)
+
+    def make(suffix):
+        job = jobs.evicting([logs.criteo(16_384, suffix, seed=3, cardinality=40_000, zipf=1.1)], [validation],
+                            validation={"every_examples": 8192})
+        job["network"]["hidden"] = [64, 16]
+        return job
+    folders = [workspace / name for name in ("reference", "other")]
+    for folder in folders:
+        folder.mkdir()
+    expected = train_reference(terrace, folders[0], make(".tsv"), 2 * 16_384)
+    settings = {name: rng.choice(values) for name, values in AXES.items()}
+    settings.update({"memory.budget": "least", INDEX_READ: (("key", "group")[number % 2], "planned"),
+                     "table.expected_keys": 120_000, "interrupt": number < 2})
+    print(settings)
+    check(terrace, folders[1], make, expected, settings, rng)
+    for folder in folders:
+        summary = json.loads((folder / "run/summary.json").read_text())
+        assert summary["steps_by_rows"] * 256 == summary["process_examples"] > 0
 
 
 def test_whole_files_by_group(terrace, workspace, logs):

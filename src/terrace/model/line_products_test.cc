@@ -156,7 +156,7 @@ TEST(LineProducts, AreThoseOfTheExamples) {
   std::uint64_t seed = 1;
   for (const Case& c : cases) {
     SCOPED_TRACE(seed);
-    Check(c, seed++);
+    ASSERT_NO_FATAL_FAILURE(Check(c, seed++));
   }
 }
 

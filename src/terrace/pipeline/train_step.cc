@@ -352,9 +352,10 @@ Result<std::span<const SlicePrediction>> StepExecutor::Train(
   DifferentiateRows();
   if (by_rows_) largest = std::max(largest, products_->largest_sum());
   if (!WithinLimit(largest)) {
-    return BadGradient(item, m, file_name,
-                       "a gradient of an embedding is not finite, or beyond 1e15",
-                       by_rows_ ? products_->ExampleOfLargestSum() : kNoExample);
+    return BadGradient(
+        item, m, file_name, "a gradient of an embedding is not finite, or beyond 1e15",
+        by_rows_ && !WithinLimit(products_->largest_sum()) ? products_->ExampleOfLargestSum()
+                                                           : kNoExample);
   }
   const int parts = slices();
   workers_->Run(slices(), [&](int part) { network_->ReduceGradients(contexts_, part, parts); });
@@ -369,6 +370,7 @@ Result<std::span<const SlicePrediction>> StepExecutor::Train(
               examples_seen + (item.MinibatchEnd(m) - item.MinibatchBegin(m)));
   });
   network_->Advance();
+  steps_by_rows_ += by_rows_ ? 1 : 0;
   return Predictions(item, m);
 }
 

@@ -63,6 +63,8 @@ class StepExecutor {
   // Rows that had expired when training touched them, since the start. What the stores have dropped
   // by then is not among them.
   std::uint64_t renewed_rows() const;
+  // Mini-batches trained since the start whose first layer went by distinct rows.
+  std::uint64_t steps_by_rows() const { return steps_by_rows_; }
 
   // Runs forward and backward on zeros in every context, so that all memory they will use is in
   // use. Changes nothing.
@@ -114,6 +116,7 @@ class StepExecutor {
   std::vector<SlicePrediction> predictions_;  // Those that have examples.
   std::vector<NetworkContext*> contexts_;     // Likewise.
   std::unique_ptr<RowProducts> products_;     // Null where the network offers no first layer.
+  std::uint64_t steps_by_rows_ = 0;
   // Of the current mini-batch:
   bool by_rows_ = false;  // products_ makes the first layer's product.
   float loss_scale_ = 0;

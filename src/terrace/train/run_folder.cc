@@ -219,8 +219,8 @@ Status RunFolderImpl::Create() {
   const std::string name = absolute.substr(absolute.rfind('/') + 1);
   for (const std::string& path : marker_.ssd_paths) {
     marker_.ssd_folders.push_back(JoinPath(path, fmt::format("{}-{}", name, marker_.id)));
-    marker_.run_folder = RealPath(absolute);
   }
+  if (!marker_.ssd_folders.empty()) marker_.run_folder = RealPath(absolute);
   // The marker first: it names the other folders, so that whatever a crash leaves can be deleted.
   SyncPoint::Hit("run.create.before_marker");
   TERRACE_RETURN_IF_ERROR(WriteRunMarker(fs_, path_, marker_));

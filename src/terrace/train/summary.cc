@@ -211,6 +211,9 @@ Status ReadParts(const nlohmann::json& object, std::uint64_t version, RunSummary
     TERRACE_RETURN_IF_ERROR(expiry.status());
   }
   if (object.contains("binding")) fields.Read("binding", &summary->binding.emplace());
+  if (object.contains("steps_by_rows")) {
+    fields.Read("steps_by_rows", &summary->steps_by_rows.emplace());
+  }
   return fields.status();
 }
 
@@ -399,6 +402,7 @@ std::string SummaryToJson(const RunSummary& summary) {
   }
   if (summary.expiry) object["expiry"] = ExpiryJson(*summary.expiry);
   if (summary.binding) object["binding"] = *summary.binding;
+  if (summary.steps_by_rows) object["steps_by_rows"] = *summary.steps_by_rows;
   return object.dump(2) + "\n";
 }
 

@@ -130,6 +130,8 @@ struct RunSummary {
   std::uint64_t steps = 0;
   std::uint64_t examples = 0;          // Of the run.
   std::uint64_t process_examples = 0;  // Trained by this process: fewer after a resume.
+  // Of this process's mini-batches, those whose first layer went by distinct rows.
+  std::optional<std::uint64_t> steps_by_rows;
   std::uint64_t bad_lines = 0;
   double seconds = 0;  // Wall time of this process from start to final checkpoint.
   double examples_per_second = 0;

@@ -63,6 +63,7 @@ TEST(Summary, ComesBackEqual) {
   with.admission = {18, 0.5};
   with.expiry = {19, 20, 21};
   with.binding = "none: 2 cores";
+  with.steps_by_rows = 77;
   back = SummaryFromJson(SummaryToJson(with));
   ASSERT_TRUE(back.ok()) << back.status().ToString();
   EXPECT_EQ(SummaryToJson(*back), SummaryToJson(with));

@@ -243,6 +243,7 @@ Result<RunSummary> TrainingRun::Summarize(bool finished) {
   }
   const StoreStats ssd = stores_->stats();
   summary.binding = DescribeBinding(binding_);
+  summary.steps_by_rows = model_.executor->steps_by_rows();
   summary.rows = ssd.live_rows;
   // A signal is answered soon: then what is not swept yet stays in the number.
   if (finished) {
