@@ -95,6 +95,21 @@ def test_pair(terrace, workspace, log, parsed, sparse, dense):
     compare(terrace, workspace, parsed, job_of(log, sparse, dense))
 
 
+LIFE = {"expire_every_examples": 700, "expire_after": 3000, "expire_below": 0.25, "expire_decay": 1,
+        "expire_show_weight": 0.2, "expire_click_weight": 2, "admit_after": 3, "admit_filter": "16MiB"}
+
+
+@pytest.mark.parametrize("sparse", SPARSE)
+@pytest.mark.parametrize("life", ({}, LIFE), ids=("plain", "admission_and_expiry"))
+def test_by_rows(terrace, workspace, log, parsed, sparse, life):
+    """A first layer wide enough for two threads is multiplied by the distinct rows of each mini-batch."""
+    job = job_of(log, sparse, "adam", wide=True)
+    job["network"]["hidden"] = [64, 8]
+    job["table"] = {**job["table"], **life}
+    compare(terrace, workspace, parsed, job)
+    assert json.loads((workspace / "run/summary.json").read_text())["steps_by_rows"] == STEPS
+
+
 @pytest.mark.parametrize("sparse", ("adagrad", "ftrl"))
 def test_wide(terrace, workspace, log, parsed, sparse):
     compare(terrace, workspace, parsed, job_of(log, sparse, "adam", wide=True))
@@ -113,8 +128,7 @@ def test_admission(terrace, workspace, log, parsed, sparse):
     {"expire_every_examples": 1000, "expire_after": 2500},
     {"expire_every_examples": 500, "expire_below": 0.45, "expire_decay": 0.7},
     {"expire_every_examples": 30, "expire_after": 1500, "expire_below": 0.3, "expire_decay": 0.98},
-    {"expire_every_examples": 700, "expire_after": 3000, "expire_below": 0.25, "expire_decay": 1,
-     "expire_show_weight": 0.2, "expire_click_weight": 2, "admit_after": 3, "admit_filter": "16MiB"},
+    LIFE,
 ), ids=str)
 @pytest.mark.parametrize("sparse", ("adagrad", "adam"))
 def test_expiry(terrace, workspace, log, parsed, sparse, life):
