@@ -384,10 +384,16 @@ def test_a_full_disk(terrace, finished, workspace, log):
     run.train("--resume").expect(0)
 
 
-def test_a_second_signal_ends_at_once(terrace, workspace, log):
+def long_run(terrace, workspace, log):
+    """A run that has begun to train and would go on for minutes, and its process."""
     run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 500}))
     process = run.start()
     run.wait_for_metrics(process, 2)
+    return run, process
+
+
+def test_a_second_signal_ends_at_once(terrace, workspace, log):
+    run, process = long_run(terrace, workspace, log)
     process.signal(signal.SIGINT)
     process.signal(signal.SIGINT)
     process.wait(20).expect(130)
@@ -395,9 +401,7 @@ def test_a_second_signal_ends_at_once(terrace, workspace, log):
 
 
 def test_a_closed_terminal_is_a_stop_signal(terrace, workspace, log):
-    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 500}))
-    process = run.start()
-    run.wait_for_metrics(process, 2)
+    run, process = long_run(terrace, workspace, log)
     process.signal(signal.SIGHUP)
     process.wait(20).expect(130)
     assert run.checkpoints()
@@ -419,9 +423,7 @@ def test_nobody_reads_what_a_run_says(terrace, workspace, log):
 
 
 def test_a_second_trainer_is_refused(terrace, workspace, log):
-    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 500}))
-    process = run.start()
-    run.wait_for_metrics(process, 2)
+    run, process = long_run(terrace, workspace, log)
     for flag in ("--resume", "--overwrite"):
         outcome = run.train(flag).expect(1)
         assert f"process {process.popen.pid} holds the run" in outcome.output
@@ -432,9 +434,7 @@ def test_a_second_trainer_is_refused(terrace, workspace, log):
 
 
 def test_accept_threads(terrace, workspace, log):
-    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 500}))
-    process = run.start()
-    run.wait_for_metrics(process, 2)
+    run, process = long_run(terrace, workspace, log)
     process.signal(signal.SIGTERM)
     process.wait(20).expect(130)
     change = ("--set", "training.threads=1")

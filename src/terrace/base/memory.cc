@@ -18,9 +18,8 @@ namespace terrace {
 
 Result<HugeBuffer> HugeBuffer::Allocate(std::uint64_t bytes) {
   const bool huge = bytes >= kHugePageBytes;
-  const std::uint64_t unit = huge ? kHugePageBytes : 4096;
   HugeBuffer buffer;
-  buffer.size_ = (bytes + unit - 1) / unit * unit;
+  buffer.size_ = SizeFor(bytes);
   if (buffer.size_ == 0) return buffer;
   // A huge page needs its alignment: map one more and trim both ends.
   const std::uint64_t mapped_bytes = huge ? buffer.size_ + kHugePageBytes : buffer.size_;

@@ -15,10 +15,18 @@ namespace terrace {
 inline constexpr std::uint64_t kHugePageBytes = std::uint64_t{2} << 20;
 inline constexpr std::size_t kDirectIoAlignment = 4096;  // Bytes; enough for every disk's O_DIRECT.
 
+constexpr std::uint64_t AlignUp(std::uint64_t value, std::uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
 // Anonymous memory from mmap, zeroed, advised to be in huge pages. Move-only owner.
 class HugeBuffer {
  public:
   HugeBuffer() = default;
+  // What Allocate takes for so many bytes.
+  static constexpr std::uint64_t SizeFor(std::uint64_t bytes) {
+    return AlignUp(bytes, bytes >= kHugePageBytes ? kHugePageBytes : 4096);
+  }
   // kOutOfMemory names what was asked. The size is rounded up to 4 KiB, from 2 MiB on to 2 MiB (and
   // aligned to it).
   static Result<HugeBuffer> Allocate(std::uint64_t bytes);

@@ -11,9 +11,7 @@ constexpr std::uint16_t kPassedTop = 0xffff;
 }  // namespace
 
 std::uint64_t EntryMap::BytesFor(std::uint64_t rows) {
-  const std::uint64_t bytes = (rows + kRowsPerLine - 1) / kRowsPerLine * sizeof(Line);
-  const std::uint64_t unit = bytes >= kHugePageBytes ? kHugePageBytes : 4096;
-  return (bytes + unit - 1) / unit * unit;
+  return HugeBuffer::SizeFor((rows + kRowsPerLine - 1) / kRowsPerLine * sizeof(Line));
 }
 
 Status EntryMap::Reset(std::uint64_t rows) {

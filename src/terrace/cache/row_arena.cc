@@ -7,15 +7,12 @@ namespace terrace {
 namespace {
 constexpr std::uint64_t kLineBytes = 64;
 
-std::uint64_t RoundUp(std::uint64_t value, std::uint64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
 // Rows start at a cache line, so that rows of whole lines touch no line more than they need.
-std::uint64_t RowsOffset(std::uint64_t rows) { return RoundUp(rows * sizeof(Entry), kLineBytes); }
+std::uint64_t RowsOffset(std::uint64_t rows) { return AlignUp(rows * sizeof(Entry), kLineBytes); }
 }  // namespace
 
 std::uint32_t RowArena::RowsPerChunk(std::uint32_t row_bytes, std::uint64_t chunk_bytes) {
-  const std::uint64_t stride = RoundUp(row_bytes, 8);
+  const std::uint64_t stride = AlignUp(row_bytes, 8);
   std::uint64_t rows = chunk_bytes / (stride + sizeof(Entry));
   while (rows > 0 && RowsOffset(rows) + rows * stride > chunk_bytes) --rows;
   return static_cast<std::uint32_t>(rows);
@@ -23,7 +20,7 @@ std::uint32_t RowArena::RowsPerChunk(std::uint32_t row_bytes, std::uint64_t chun
 
 RowArena::RowArena(std::uint32_t row_bytes, std::uint64_t chunk_bytes)
     : chunk_bytes_(chunk_bytes),
-      stride_(RoundUp(row_bytes, 8)),
+      stride_(AlignUp(row_bytes, 8)),
       rows_per_chunk_(RowsPerChunk(row_bytes, chunk_bytes)),
       slot_bits_(static_cast<int>(std::bit_width(rows_per_chunk_ - 1))),
       slot_mask_((std::uint32_t{1} << slot_bits_) - 1),

@@ -14,12 +14,10 @@ constexpr int kIndexBits = 24;
 constexpr std::size_t kAhead = 16;  // Keys; what memory delivers while one is handled.
 constexpr std::uint32_t kIndexMask = (std::uint32_t{1} << kIndexBits) - 1;
 
-std::uint64_t Stride(std::uint32_t row_bytes) { return (std::uint64_t{row_bytes} + 7) / 8 * 8; }
+std::uint64_t Stride(std::uint32_t row_bytes) { return AlignUp(row_bytes, 8); }
 
 std::uint64_t RowBufferBytes(const WriteBackOptions& options) {
-  const std::uint64_t bytes = Stride(options.row_bytes) * options.buffer_rows;
-  const std::uint64_t unit = bytes >= kHugePageBytes ? kHugePageBytes : 4096;
-  return (bytes + unit - 1) / unit * unit;
+  return HugeBuffer::SizeFor(Stride(options.row_bytes) * options.buffer_rows);
 }
 
 std::uint32_t PlaceOf(std::int64_t buffer, std::size_t index) {

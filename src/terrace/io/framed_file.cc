@@ -109,10 +109,10 @@ Status CheckDigest(std::span<const std::byte> file, const std::string& path,
 Status ReadFromStart(File* file, OpenMode mode, std::span<std::byte> target) {
   if (!IsDirect(mode)) return ReadFully(file, 0, target);
   constexpr std::size_t kChunkBytes = std::size_t{1} << 20;
-  const std::size_t blocks = (target.size() + kDirectIoAlignment - 1) / kDirectIoAlignment;
   TERRACE_ASSIGN_OR_RETURN(const HugeBuffer buffer,
-                           HugeBuffer::Allocate(std::clamp(blocks * kDirectIoAlignment,
-                                                           kDirectIoAlignment, kChunkBytes)));
+                           HugeBuffer::Allocate(std::clamp(
+                               AlignUp(target.size(), kDirectIoAlignment),
+                               std::uint64_t{kDirectIoAlignment}, std::uint64_t{kChunkBytes})));
   for (std::size_t done = 0; done < target.size();) {
     ReadRequest request;  // What is asked for; the buffer takes whole blocks.
     request.file = file;

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "terrace/base/check.h"
-#include "terrace/base/memory.h"
 #include "terrace/model/gemm.h"
 #include "terrace/model/lanes.h"
 
@@ -98,10 +97,6 @@ void Pack(std::size_t depth, std::size_t width, const float* from, std::size_t l
 // reading it evicts itself: then a packed copy is faster than the lines where they are.
 bool LinesCollide(std::size_t ld) { return ld % 1024 == 0; }
 
-std::size_t RoundUp(std::size_t value, std::size_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
 // One block of lines of C and one pass of depth; panels: room for what is copied.
 void MultiplyBlock(std::size_t m, std::size_t n, std::size_t depth, const float* a, std::size_t lda,
                    const float* b, std::size_t ldb, bool add, float* c, std::size_t ldc,
@@ -132,16 +127,9 @@ void MultiplyBlock(std::size_t m, std::size_t n, std::size_t depth, const float*
 
 void GemmTransposedA(std::size_t m, std::size_t n, std::size_t k, const float* a, std::size_t lda,
                      const float* b, std::size_t ldb, bool add, float* c, std::size_t ldc) {
-  thread_local HugeBuffer buffer;
-  const std::size_t a_floats = RoundUp(std::min(m, kBlockLines), kTileLines) * kDepth;
-  const std::size_t bytes = (RoundUp(a_floats, 16) + kTileWidth * kDepth) * sizeof(float);
-  if (bytes > buffer.size()) {
-    Result<HugeBuffer> larger = HugeBuffer::Allocate(bytes);
-    if (!larger.ok()) EndForLackOfMemory(bytes);
-    buffer = std::move(larger).value();
-  }
-  auto* a_panels = reinterpret_cast<float*>(buffer.data());
-  float* b_panel = a_panels + RoundUp(a_floats, 16);
+  const std::size_t a_floats = AlignUp(AlignUp(std::min(m, kBlockLines), kTileLines) * kDepth, 16);
+  float* const a_panels = ThreadFloats(a_floats + kTileWidth * kDepth);
+  float* const b_panel = a_panels + a_floats;
   for (std::size_t i = 0; i < m; i += kBlockLines) {
     const std::size_t lines = std::min(kBlockLines, m - i);
     for (std::size_t l = 0; l < k; l += kDepth) {

@@ -88,9 +88,7 @@ double SquareSum(std::size_t count, const float* values) {
   return sum;
 }
 
-std::size_t AlignToBlock(std::size_t floats) {
-  return (floats + kBlockFloats - 1) / kBlockFloats * kBlockFloats;
-}
+std::size_t AlignToBlock(std::size_t floats) { return AlignUp(floats, kBlockFloats); }
 
 }  // namespace
 
@@ -319,9 +317,7 @@ Status GraphNetwork::Load(const DenseState& state) {
 }
 
 std::uint64_t GraphNetwork::ContextBytes(std::uint32_t max_examples) const {
-  const std::uint64_t bytes = subgraph_.ContextBytes(max_examples);
-  const std::uint64_t unit = bytes >= kHugePageBytes ? kHugePageBytes : 4096;
-  return (bytes + unit - 1) / unit * unit;
+  return HugeBuffer::SizeFor(subgraph_.ContextBytes(max_examples));
 }
 
 std::uint64_t GraphNetwork::ParameterBytes() const { return memory_.size(); }

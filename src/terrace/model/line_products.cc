@@ -6,7 +6,6 @@
 #include <cstring>
 #include <utility>
 
-#include "terrace/base/memory.h"
 #include "terrace/model/lanes.h"
 
 namespace terrace {
@@ -22,22 +21,6 @@ constexpr std::size_t kChunk = 8 * kTile;
 constexpr std::size_t kSumLanes = kLanes == 16 ? 16 : 8;
 // Occurrences; lines of products and of their gradients come from the second or third cache.
 constexpr std::size_t kAhead = 6;
-
-constexpr std::size_t RoundUp(std::size_t value, std::size_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
-// Working memory of the calling thread, 64-byte aligned.
-float* ThreadFloats(std::size_t floats) {
-  thread_local HugeBuffer buffer;
-  const std::size_t bytes = floats * sizeof(float);
-  if (bytes > buffer.size()) {
-    Result<HugeBuffer> larger = HugeBuffer::Allocate(bytes);
-    if (!larger.ok()) EndForLackOfMemory(bytes);
-    buffer = std::move(larger).value();
-  }
-  return reinterpret_cast<float*>(buffer.data());
-}
 
 // product (as many lines as `l`, kPanel), `stride` apart, = lines times the panel's `width` lines.
 template <std::size_t... l>
@@ -258,7 +241,7 @@ void Clear(std::size_t lines, float* y, std::size_t stride) {
 
 const std::size_t kProductColumns = kPanel;
 
-std::size_t ProductStride(std::size_t width) { return RoundUp(width, kPanel) + kLanes; }
+std::size_t ProductStride(std::size_t width) { return AlignUp(width, kPanel) + kLanes; }
 
 void MultiplyLines(std::span<const LineGroup> groups, const float* weight, std::size_t inputs,
                    std::size_t width, std::size_t first_column, std::size_t examples, float* y,
@@ -292,7 +275,7 @@ void MultiplyLines(std::span<const LineGroup> groups, const float* weight, std::
 void DifferentiateLines(const LineGroup& group, const float* weight, std::size_t width,
                         const float* dy, std::size_t stride, float* d_weight) {
   const bool summed = group.begin != nullptr;
-  const std::size_t ldt = RoundUp(group.width, kPanel);
+  const std::size_t ldt = AlignUp(group.width, kPanel);
   float* const tile = ThreadFloats(kTile * kPanel + kChunk * stride + width * ldt);
   float* const chunk_sums = tile + kTile * kPanel;
   float* const transposed = chunk_sums + kChunk * stride;

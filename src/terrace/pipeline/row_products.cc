@@ -17,10 +17,6 @@ constexpr std::uint32_t kSeveral = ~std::uint32_t{0};
 // Rows: what memory delivers while one is copied.
 constexpr std::size_t kLinesAhead = 24;
 
-std::size_t RoundUp(std::size_t value, std::size_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
 // The occurrences of local row r of mini-batch m.
 std::pair<std::size_t, std::size_t> OccurrencesOf(const TableWork& work, std::uint32_t m,
                                                   std::size_t r) {
@@ -64,9 +60,8 @@ Status RowProducts::Allocate() {
     Group group;
     group.dense = true;
     group.input_offset = inputs_.embedding_width;
-    group.lines.first_input = inputs_.embedding_width;
-    group.lines.width = inputs_.dense_width;
     groups_.push_back(group);
+    line_groups_.push_back({inputs_.embedding_width, inputs_.dense_width});
   }
   group_of_column_.resize(inputs_.embedding_width);
   for (std::size_t t = 0; t < tables_->size(); ++t) {
@@ -78,20 +73,19 @@ Status RowProducts::Allocate() {
       group.table = t;
       group.input_offset = slot.input_offset;
       group.weight_offset = segment->weight_offset;
-      group.lines.first_input = slot.input_offset;
-      group.lines.width = segment->dim;
       std::fill_n(group_of_column_.begin() + slot.input_offset, segment->dim,
                   static_cast<std::uint32_t>(groups_.size()));
       most_occurrences_ += minibatch_;
       groups_.push_back(group);
+      line_groups_.push_back({slot.input_offset, segment->dim});
     }
   }
   line_floats_ = static_cast<std::size_t>(kMostDistinct * minibatch_ * inputs_.embedding_width);
   first_row_.resize(tables_->size());
 
   product_stride_ = ProductStride(layer_.width);
-  const std::size_t product_floats = RoundUp(minibatch_ * product_stride_, 16);
-  const std::size_t list = RoundUp(most_occurrences_ + groups_.size() + 1, 16);
+  const std::size_t product_floats = AlignUp(minibatch_ * product_stride_, 16);
+  const std::size_t list = AlignUp(most_occurrences_ + groups_.size() + 1, 16);
   constexpr std::size_t kLists = 7;
   TERRACE_ASSIGN_OR_RETURN(memory_, HugeBuffer::Allocate((product_floats + kLists * list) * 4));
   memory_.Touch();
@@ -121,8 +115,8 @@ bool RowProducts::Plan(const WorkItem& item, std::uint32_t m) {
   if (occurrences > most_occurrences_) return false;
   CountLines(item, m);
   std::size_t floats = 0;
-  for (const Group& group : groups_) {
-    if (!group.dense) floats += group.lines.lines * group.lines.width;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    if (!groups_[g].dense) floats += line_groups_[g].lines * line_groups_[g].width;
   }
   if (static_cast<double>(floats) > kMostDistinct * examples_ * inputs_.embedding_width) {
     return false;
@@ -133,9 +127,9 @@ bool RowProducts::Plan(const WorkItem& item, std::uint32_t m) {
 }
 
 void RowProducts::CountLines(const WorkItem& item, std::uint32_t m) {
-  for (Group& group : groups_) {
-    group.lines.lines = group.dense ? examples_ : 0;
-    group.occurrences = 0;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    line_groups_[g].lines = groups_[g].dense ? examples_ : 0;
+    groups_[g].occurrences = 0;
   }
   std::vector<std::uint32_t> several;
   for (std::size_t t = 0; t < tables_->size(); ++t) {
@@ -151,13 +145,13 @@ void RowProducts::CountLines(const WorkItem& item, std::uint32_t m) {
       if (same) {
         const std::uint32_t g = group_of_column_[offset];
         row_group[r] = g;
-        ++groups_[g].lines.lines;
+        ++line_groups_[g].lines;
         groups_[g].occurrences += end - begin;
         continue;
       }
       row_group[r] = kSeveral;
       GroupsOfRow(work, begin, end, &several);
-      for (const std::uint32_t g : several) ++groups_[g].lines.lines;
+      for (const std::uint32_t g : several) ++line_groups_[g].lines;
       for (std::size_t o = begin; o < end; ++o) {
         ++groups_[group_of_column_[work.input_offset[o]]].occurrences;
       }
@@ -178,10 +172,9 @@ void RowProducts::GroupsOfRow(const TableWork& work, std::size_t begin, std::siz
 void RowProducts::PlaceGroups(const WorkItem& item, std::uint32_t m) {
   std::size_t line = 0, occurrence = 0;
   float* row_lines = lines_;
-  line_groups_.clear();
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
-    LineGroup& lines = group.lines;
+    LineGroup& lines = line_groups_[g];
     if (group.dense) {
       lines.line_data =
           item.batch->dense.data() + std::size_t{item.MinibatchBegin(m)} * inputs_.dense_width;
@@ -196,7 +189,6 @@ void RowProducts::PlaceGroups(const WorkItem& item, std::uint32_t m) {
       line += lines.lines;
       occurrence += group.occurrences;
     }
-    line_groups_.push_back(lines);
   }
   TERRACE_CHECK(row_lines <= lines_ + line_floats_);
 }
@@ -211,7 +203,7 @@ void RowProducts::AssignLines(const WorkItem& item, std::uint32_t m) {
     const std::uint32_t* const row_group = row_group_ + first_row_[t];
     std::uint32_t* const sum_at = sum_at_ + first_row_[t];
     const auto take_line = [&](std::uint32_t g, std::size_t r) {
-      const LineGroup& lines = groups_[g].lines;
+      const LineGroup& lines = line_groups_[g];
       const std::uint32_t line = next[g]++;
       line_row_[groups_[g].first_line + line] = static_cast<std::uint32_t>(r);
       return static_cast<std::uint32_t>(lines.gradient - lines_ + line * lines.width);
@@ -228,7 +220,7 @@ void RowProducts::AssignLines(const WorkItem& item, std::uint32_t m) {
         if (g == several[0]) {
           sum_at[r] = at;
         } else {
-          shared_.push_back({at, sum_at[r], static_cast<std::uint32_t>(groups_[g].lines.width)});
+          shared_.push_back({at, sum_at[r], static_cast<std::uint32_t>(line_groups_[g].width)});
         }
       }
     }
@@ -238,11 +230,12 @@ void RowProducts::AssignLines(const WorkItem& item, std::uint32_t m) {
 void RowProducts::Gather(const WorkItem& item, std::uint32_t m, int index) {
   const Group& group = groups_[static_cast<std::size_t>(index)];
   if (group.dense) return;
+  const LineGroup& lines = line_groups_[static_cast<std::size_t>(index)];
   const TableWork& work = item.tables[group.table];
-  const std::size_t count = group.lines.lines, width = group.lines.width;
+  const std::size_t count = lines.lines, width = lines.width;
   const std::uint32_t* const rows = line_row_ + group.first_line;
   std::byte* const* const places = work.places.data() + work.row_begin[m];
-  float* to = group.lines.gradient;
+  float* to = lines.gradient;
   for (std::size_t l = 0; l < count; ++l, to += width) {
     if (l + kLinesAhead < count) {
       const std::byte* const ahead = places[rows[l + kLinesAhead]];
@@ -261,6 +254,7 @@ void RowProducts::Gather(const WorkItem& item, std::uint32_t m, int index) {
 
 void RowProducts::CopyOccurrences(const TableWork& work, std::uint32_t m, int index) {
   const Group& group = groups_[static_cast<std::size_t>(index)];
+  LineGroup* const lines = &line_groups_[static_cast<std::size_t>(index)];
   const std::uint32_t* const rows = line_row_ + group.first_line;
   const std::uint32_t* const row_group = row_group_ + first_row_[group.table];
   std::uint32_t* const begins = begin_ + group.first_line + static_cast<std::size_t>(index);
@@ -270,7 +264,7 @@ void RowProducts::CopyOccurrences(const TableWork& work, std::uint32_t m, int in
   const bool values = !work.value.empty();
   std::uint32_t at = 0;
   begins[0] = 0;
-  for (std::size_t l = 0; l < group.lines.lines; ++l) {
+  for (std::size_t l = 0; l < lines->lines; ++l) {
     const auto [begin, end] = OccurrencesOf(work, m, rows[l]);
     const bool several = row_group[rows[l]] == kSeveral;
     for (std::size_t o = begin; o < end; ++o) {
@@ -282,9 +276,7 @@ void RowProducts::CopyOccurrences(const TableWork& work, std::uint32_t m, int in
     }
     begins[l + 1] = at;
   }
-  const float* const given = values ? value : nullptr;
-  groups_[static_cast<std::size_t>(index)].lines.value = given;
-  line_groups_[static_cast<std::size_t>(index)].value = given;
+  lines->value = values ? value : nullptr;
 }
 
 void RowProducts::Multiply(int panel) {
@@ -295,10 +287,11 @@ void RowProducts::Multiply(int panel) {
 
 void RowProducts::Differentiate(int index) {
   Group* const group = &groups_[static_cast<std::size_t>(index)];
-  DifferentiateLines(group->lines, layer_.weight, layer_.width, products_, product_stride_,
+  const LineGroup& lines = line_groups_[static_cast<std::size_t>(index)];
+  DifferentiateLines(lines, layer_.weight, layer_.width, products_, product_stride_,
                      layer_.gradient);
   if (group->dense) return;
-  group->largest = LargestBits(group->lines.gradient, group->lines.lines * group->lines.width);
+  group->largest = LargestBits(lines.gradient, lines.lines * lines.width);
 }
 
 void RowProducts::AddShared() {
@@ -317,9 +310,10 @@ std::uint32_t RowProducts::largest_sum() const {
 
 std::uint32_t RowProducts::ExampleOfLargestSum() const {
   const std::uint32_t largest = largest_sum();
-  for (const Group& group : groups_) {
-    const LineGroup& lines = group.lines;
-    for (std::size_t l = 0; group.largest == largest && l < lines.lines && !group.dense; ++l) {
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    if (groups_[g].dense || groups_[g].largest != largest) continue;
+    const LineGroup& lines = line_groups_[g];
+    for (std::size_t l = 0; l < lines.lines; ++l) {
       if (LargestBits(lines.gradient + l * lines.width, lines.width) == largest) {
         return lines.example[lines.begin[l]];
       }

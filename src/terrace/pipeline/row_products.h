@@ -80,7 +80,6 @@ class RowProducts {
     std::size_t first_occurrence = 0;  // Into the lists of occurrences.
     std::size_t occurrences = 0;
     std::uint32_t largest = 0;  // Magnitude of its sums, as bits.
-    LineGroup lines;
   };
   // Of a row that several slots have, floats of lines_: what is added to its sum, and where that
   // is.
@@ -106,6 +105,7 @@ class RowProducts {
   const NetworkInputSpec inputs_;
   const std::uint32_t minibatch_;
   std::vector<Group> groups_;
+  std::vector<LineGroup> line_groups_;          // (groups) for the products
   std::vector<std::uint32_t> group_of_column_;  // (embedding columns)
   std::size_t line_floats_ = 0;
   std::size_t most_occurrences_ = 0;
@@ -125,7 +125,6 @@ class RowProducts {
   std::uint32_t* sum_at_ = nullptr;     // (local rows of all tables)
   std::vector<std::size_t> first_row_;  // (tables) into the two above
   std::vector<SharedSum> shared_;
-  std::vector<LineGroup> line_groups_;  // Of groups_, for the products.
 };
 
 }  // namespace terrace

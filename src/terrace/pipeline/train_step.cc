@@ -121,8 +121,7 @@ Result<std::unique_ptr<StepExecutor>> StepExecutor::Create(std::vector<StepTable
   executor->weight_.resize(minibatch);
   executor->wide_gradient_.resize(minibatch);
   constexpr std::size_t kLineFloats = kCacheLineBytes / sizeof(float);
-  executor->gradient_stride_ =
-      (network->input_spec().embedding_width + kLineFloats - 1) / kLineFloats * kLineFloats;
+  executor->gradient_stride_ = AlignUp(network->input_spec().embedding_width, kLineFloats);
   TERRACE_ASSIGN_OR_RETURN(executor->products_, RowProducts::Create(&executor->tables_, network,
                                                                     minibatch, workers->size()));
   const std::size_t floats =

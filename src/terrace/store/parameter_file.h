@@ -26,10 +26,6 @@ inline constexpr std::uint64_t kKeyEntryBytes = 16;
 // A row longer than this is no embedding; it bounds the least buffer.
 inline constexpr std::uint32_t kMaxRowBytes = 256 << 10;
 
-constexpr std::uint64_t AlignUp(std::uint64_t bytes, std::uint64_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
-
 // Age and kind of a record in one word: the sequence in 56 bits, a deletion in bit 63.
 inline constexpr std::uint64_t kDeletionBit = std::uint64_t{1} << 63;
 inline constexpr std::uint64_t kMaxSequence = (std::uint64_t{1} << 56) - 1;
