@@ -21,6 +21,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 
 import yaml
 
@@ -50,11 +52,49 @@ def execute(command, env=None):
     return result.stdout
 
 
+class Watch:
+    """Second by second, while it is entered: the share of the first `threads` cores' time that nobody used, and of the
+    time that the disk of `folder` was busy (None where the system does not say). Others' work counts as well."""
+
+    def __init__(self, threads, folder):
+        self.names = {f"cpu{core}" for core in sorted(os.sched_getaffinity(0))[:threads]}
+        device = os.stat(folder).st_dev
+        self.device = [str(os.major(device)), str(os.minor(device))]
+        self.seconds = []
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self.watch)
+
+    def sample(self):
+        lines = [line.split() for line in open("/proc/stat")]
+        cores = [[int(ticks) for ticks in line[1:9]] for line in lines if line[0] in self.names]
+        disks = [line.split() for line in open("/proc/diskstats")]
+        busy = [int(line[12]) for line in disks if line[:2] == self.device]
+        return time.monotonic(), sum(c[3] + c[4] for c in cores), sum(map(sum, cores)), busy[0] if busy else None
+
+    def watch(self):
+        before = self.sample()
+        while not self.stop.wait(1):
+            now = self.sample()
+            took, idle, ticks = (b - a for a, b in zip(before[:3], now[:3]))
+            disk = None if now[3] is None else min(1, (now[3] - before[3]) / 1000 / took)
+            self.seconds.append({"cores_idle": idle / max(ticks, 1), "disk_busy": disk})
+            before = now
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop.set()
+        self.thread.join()
+
+
 class Trainer:
     """Runs of `terrace train` in a scratch folder."""
 
-    def __init__(self, scratch):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="terrace-bench-", dir=scratch))
+    def __init__(self, options):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="terrace-bench-", dir=options.scratch))
+        self.binary = options.binary
         self.count = 0
 
     def train(self, job, threads, keep=False):
@@ -63,7 +103,7 @@ class Trainer:
         path = self.folder / f"run{self.count}.yaml"
         path.write_text(yaml.safe_dump({**job, "output": str(run)}, sort_keys=False))
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        execute(bound([TERRACE, "train", path], threads))
+        execute(bound([self.binary, "train", path], threads))
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         summary = json.loads((run / "summary.json").read_text())
         # Of all threads, the kernel's part in it too.
@@ -79,7 +119,7 @@ class Trainer:
         if not path.exists():
             for other in self.folder.glob("*.tsv"):
                 other.unlink()
-            execute([str(TERRACE), "generate", "--rows", str(rows), "--cardinality", str(cardinality), "--zipf", "1.05",
+            execute([str(self.binary), "generate", "--rows", str(rows), "--cardinality", str(cardinality), "--zipf", "1.05",
                      "--output", str(path)])
         return path
 
@@ -123,7 +163,7 @@ def peers(options):
     targets = {"64,32": 2.0, "256,128": 1.4, "1024,512,256": 1.15}
     if not PEERS_PYTHON.exists():
         raise SystemExit("run scripts/setup-peers first")
-    trainer = Trainer(options.scratch)
+    trainer = Trainer(options)
     results = []
     print(f"machine: {machine()}")
     print(f"dim {options.dim}, 26 slots of {options.cardinality:,} categories, Zipf 1.05; examples/s, median (best)")
@@ -158,7 +198,7 @@ def compare(options, trainer, hidden, minibatch, threads):
             if best is None or found["median"] > best["median"]:
                 best = found
         row[peer] = best
-    rates, best, whole = [], 0, []
+    rates, best, whole, cpu = [], 0, [], []
     # The peers' rows all exist when they are timed, and no page is new. Here that is so in the second epoch, of
     # which the first tenth and the end, for which all has been read ahead, don't count.
     rows = max(8, int(row["fbgemm"]["median"] * options.seconds * 2) // options.batch) * options.batch
@@ -175,7 +215,9 @@ def compare(options, trainer, hidden, minibatch, threads):
         rates.append(rate_of(spans))
         best = max(best, *(span["examples_per_second"] for span in spans))
         whole.append(summary["examples_per_second"])
-    row["terrace"] = {"median": statistics.median(rates), "best": best, "whole_run": statistics.median(whole)}
+        cpu.append(summary["cpu_seconds"])
+    row["terrace"] = {"median": statistics.median(rates), "best": best, "whole_run": statistics.median(whole),
+                      "cpu_seconds": statistics.median(cpu), "examples": 2 * rows}
     row["ratio"] = row["terrace"]["median"] / max(row["torch"]["median"], row["fbgemm"]["median"])
     seconds = {name: minibatch / row[name]["median"] for name in ("fbgemm", "dense", "terrace")}
     beyond = seconds["fbgemm"] - seconds["dense"]
@@ -200,7 +242,7 @@ def print_comparison(row):
 # --- curve ----------------------------------------------------------------------------------------
 
 def curve(options):
-    trainer = Trainer(options.scratch)
+    trainer = Trainer(options)
     results = []
     print(f"machine: {machine()}")
     print(f"Zipf 1.05, 26 slots, minibatch 2048, {options.hidden[0]}, {options.threads[-1]} threads")
@@ -254,7 +296,7 @@ def print_point(row):
 
 def overlap(options):
     """wall(depth 2) / max(longest stage, CPU seconds / cores), both of the same job at depth 0."""
-    trainer = Trainer(options.scratch)
+    trainer = Trainer(options)
     threads = options.threads[-1]
     hidden = [int(h) for h in options.hidden[0].split(",")]
     print(f"machine: {machine()}")
@@ -265,7 +307,9 @@ def overlap(options):
             for _ in range(options.repeats):
                 job = synthetic(options.rows, options.cardinality, options.dims[0], hidden, 2048, threads, options.budget,
                                 training={"batch": options.batch}, pipeline={"depth": depth})
-                runs.append(trainer.train(job, threads)[0])
+                with Watch(threads, trainer.folder) as watch:
+                    runs.append(trainer.train(job, threads)[0])
+                runs[-1]["timeline"] = watch.seconds
             walls[depth] = sorted(runs, key=lambda s: s["seconds"])[len(runs) // 2]
     finally:
         trainer.close()
@@ -277,11 +321,21 @@ def overlap(options):
     row = {"wall_depth_0": walls[0]["seconds"], "wall_depth_2": walls[2]["seconds"], "longest_stage": longest,
            "longest_stage_seconds": bound_stage, "cpu_seconds_per_core": bound_cpu,
            "cpu_seconds_per_core_at_depth_2": walls[2]["cpu_seconds"] / threads, "ratio": ratio, "target": 1.10,
-           "stages": stages}
+           "stages": stages, "timeline_depth_2": walls[2]["timeline"]}
     print(f"depth 0: {row['wall_depth_0']:.2f} s, longest stage {longest} {bound_stage:.2f} s, CPU seconds / cores "
           f"{bound_cpu:.2f} s\ndepth 2: {row['wall_depth_2']:.2f} s (CPU seconds / cores {walls[2]['cpu_seconds'] / threads:.2f} s), "
           f"ratio {ratio:.2f} (aim 1.10)")
+    print_timeline(row["timeline_depth_2"])
     return row
+
+
+def print_timeline(seconds):
+    """A tenth of the run a column."""
+    parts = [part for part in (seconds[len(seconds) * i // 10:len(seconds) * (i + 1) // 10] for i in range(10)) if part]
+    for name in ("cores_idle", "disk_busy"):
+        if parts and all(second[name] is not None for second in seconds):
+            shares = (statistics.mean(second[name] for second in part) for part in parts)
+            print(f"depth 2, {name.replace('_', ' ')}, by tenths of the run: " + " ".join(f"{100 * s:.0f} %" for s in shares))
 
 
 def main():
@@ -294,6 +348,7 @@ def main():
         command.add_argument("--hidden", nargs="+", default=["64,32", "256,128", "1024,512,256"] if name == "peers" else ["256,128"])
         command.add_argument("--scratch", default=None, help="folder of the runs (default: the system's temporary one)")
         command.add_argument("--output", help="JSON file for all figures")
+        command.add_argument("--binary", type=pathlib.Path, default=TERRACE, help="another build, to compare with")
         command.add_argument("--repeats", type=int, default=3)
         if name == "peers":
             command.add_argument("--dim", type=int, default=16)

@@ -4,6 +4,9 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
+
+import run
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 
@@ -18,6 +21,14 @@ def test_overlap(tmp_path):
     # More threads than the one that is asked for may work at a time, on all the cores that there are.
     assert 0 < stage <= figures["wall_depth_0"] and 0 < cpu <= figures["wall_depth_0"] * os.cpu_count()
     assert figures["ratio"] == figures["wall_depth_2"] / max(stage, cpu)
+
+
+def test_watch(tmp_path):
+    with run.Watch(1, tmp_path) as watch:
+        while not watch.seconds:
+            time.sleep(0.1)
+    assert all(0 <= second["cores_idle"] <= 1 for second in watch.seconds)
+    assert all(second["disk_busy"] is None or 0 <= second["disk_busy"] <= 1 for second in watch.seconds)
 
 
 def test_curve(tmp_path):
