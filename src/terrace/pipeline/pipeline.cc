@@ -101,9 +101,21 @@ void Pipeline::RunThreaded() {
 
 void Pipeline::StageLoop(std::size_t s) {
   const ScopedBinding binding(units_.empty() ? std::span<const int>() : units_[s]);
-  const Status status = RunStage(s);
+  Status status = RunStage(s);
   if (!status.ok()) Abort(status);
-  if (s < links_.size()) links_[s]->channel.Close();
+  if (s == links_.size()) return;
+  links_[s]->channel.Close();
+  if (status.ok()) status = RunAfterInput(s);
+  if (!status.ok()) Abort(status);
+}
+
+Status Pipeline::RunAfterInput(std::size_t s) {
+  const double start = clock_->MonotonicSeconds();
+  const double cpu_start = ThreadCpuSeconds();
+  Status status = stages_[s]->AfterInput();
+  AddTime(s, &StageReport::busy_seconds, clock_->MonotonicSeconds() - start);
+  AddTime(s, &StageReport::cpu_seconds, ThreadCpuSeconds() - cpu_start);
+  return status;
 }
 
 Status Pipeline::RunStage(std::size_t s) {

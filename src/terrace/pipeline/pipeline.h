@@ -30,7 +30,10 @@ class Stage {
   // Takes an item and emits none, one or several. The first stage gets nullptr, again and again,
   // until it sets *done.
   virtual Status Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* done) = 0;
-  // Ends a blocked Process soon. Any thread; after the failure of another stage.
+  // Called once its input has ended and all that it emitted is on its way, while later stages still
+  // work: not at depth 0, where none does. An error ends the run.
+  virtual Status AfterInput() { return OkStatus(); }
+  // Ends a blocked Process or AfterInput soon. Any thread; after the failure of another stage.
   virtual void Cancel(const Status& /*cause*/) {}
   // Asked while the stage waits for its input: true ends the run with kAborted. On the stage's own
   // thread.
@@ -81,6 +84,7 @@ class Pipeline {
   // Body of stage s; returns when its input ends or something failed.
   void StageLoop(std::size_t s);
   Status RunStage(std::size_t s);
+  Status RunAfterInput(std::size_t s);
   void AddTime(std::size_t s, double StageReport::*field, double seconds);
 
   const std::vector<Stage*> stages_;

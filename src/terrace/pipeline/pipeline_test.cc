@@ -174,6 +174,83 @@ TEST(Pipeline, AnAbortAfterTheEndTouchesNoStage) {
   }
 }
 
+// What it does after its input ends when the sink lets it; may fail in it.
+class Epilogue final : public Stage {
+ public:
+  explicit Epilogue(Status result) : result_(std::move(result)) {}
+  const std::string& name() const override { return name_; }
+  Status Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* /*done*/) override {
+    return emit(std::move(item));
+  }
+  Status AfterInput() override {
+    ++calls;
+    MutexLock lock(&mu_);
+    begun_ = true;
+    changed_.NotifyAll();
+    return result_;
+  }
+  void WaitUntilBegun() {
+    MutexLock lock(&mu_);
+    while (!begun_) changed_.Wait(&mu_);
+  }
+  std::atomic<int> calls{0};
+
+ private:
+  const std::string name_ = "epilogue";
+  const Status result_;
+  Mutex mu_;
+  CondVar changed_;
+  bool begun_ TERRACE_GUARDED_BY(mu_) = false;
+};
+
+// Is busy with the last item until the epilogue has begun.
+class LateSink final : public Stage {
+ public:
+  LateSink(std::uint64_t last, Epilogue* epilogue) : last_(last), epilogue_(epilogue) {}
+  const std::string& name() const override { return name_; }
+  Status Process(std::unique_ptr<WorkItem> item, const Emit& /*emit*/, bool* /*done*/) override {
+    if (item->batch->first_example == last_) epilogue_->WaitUntilBegun();
+    ++items;
+    return OkStatus();
+  }
+  int items = 0;
+
+ private:
+  const std::string name_ = "late";
+  const std::uint64_t last_;
+  Epilogue* const epilogue_;
+};
+
+TEST(Pipeline, AStageWorksOnAfterItsInputWhileLaterOnesAreBusy) {
+  Source source(10);
+  Epilogue epilogue(OkStatus());
+  LateSink sink(9, &epilogue);
+  Pipeline pipeline({&source, &epilogue, &sink}, {1, 1}, Clock::Real());
+  ASSERT_TRUE(pipeline.Run().ok());
+  EXPECT_EQ(epilogue.calls, 1);
+  EXPECT_EQ(sink.items, 10);
+}
+
+TEST(Pipeline, WhatFailsAfterTheInputIsTheResult) {
+  Source source(10);
+  Epilogue epilogue(IoError("the disk is full"));
+  LateSink sink(9, &epilogue);
+  Pipeline pipeline({&source, &epilogue, &sink}, {1, 1}, Clock::Real());
+  EXPECT_EQ(pipeline.Run().message(), "the disk is full");
+}
+
+TEST(Pipeline, NothingFollowsTheInputAfterAFailureOrWithNobodyBehind) {
+  for (std::size_t capacity : {0, 1}) {
+    Source source(10);
+    Epilogue epilogue(OkStatus());
+    Sink sink(capacity == 0 ? kNever : 5);
+    const std::vector<std::size_t> capacities(capacity == 0 ? 0 : 2, capacity);
+    Pipeline pipeline({&source, &epilogue, &sink}, capacities, Clock::Real());
+    EXPECT_EQ(pipeline.Run().ok(), capacity == 0);
+    EXPECT_EQ(epilogue.calls, 0);
+  }
+}
+
 // Waits inside the first stage until it is cancelled, as a reader of a slow disk does.
 class SlowSource final : public Stage {
  public:

@@ -65,11 +65,16 @@ class PullStage final : public Stage {
     // Called before each plan; lets the owner shrink caches for an index that has grown. True: the
     // next set will wait until no other is pinned. An error stops the run.
     std::function<Result<bool>()> before_pull;
+    // Called once the last set is planned and on its way, unless the stages run one after another.
+    std::function<Status()> after_last_pull;
   };
   // caches: by table.
   PullStage(Options options, std::vector<RowCache*> caches);
   const std::string& name() const override { return name_; }
   Status Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* done) override;
+  Status AfterInput() override {
+    return options_.after_last_pull ? options_.after_last_pull() : OkStatus();
+  }
   void Cancel(const Status& cause) override;
   // Takes back an item whose work is done, for its memory. Any thread.
   void Recycle(std::unique_ptr<WorkItem> item) { planner_.Recycle(std::move(item)); }

@@ -30,7 +30,7 @@ constexpr double kLeastRate = 1e3, kMostRate = 1e13;
 
 // Of a measurement: rounds, of which the medians count, and how long a phase of one takes.
 constexpr int kRounds = 3;
-constexpr double kPhaseSeconds = 0.04;
+constexpr double kPhaseSeconds = 0.02;
 constexpr double kMostSeconds = 0.5;  // Afterwards no further round begins.
 constexpr std::size_t kGroup = 64;    // Random reads that are waited for together.
 constexpr std::size_t kGroupsAhead = 8;

@@ -195,6 +195,15 @@ Status TrainingRun::WriteAhead() {
   return OkStatus();
 }
 
+Status TrainingRun::WriteAheadOfEnd() {
+  // What is kept free for the last checkpoint has to be free still when these rows are written.
+  if (!quota_->HasFree(2 * CheckpointBytes())) return OkStatus();
+  for (RowCache* cache : cache_pointers_) {
+    TERRACE_RETURN_IF_ERROR(cache->WriteAhead(~std::uint64_t{0}));
+  }
+  return OkStatus();
+}
+
 Result<bool> TrainingRun::GiveWayToIndex() {
   // In few steps, each ahead of the growth: a cache that shrinks waits for all pinned rows to
   // leave.
@@ -255,6 +264,7 @@ Result<TrainOutcome> TrainingRun::Run() {
   options.max_set_bytes = memory_.set_bytes;
   for (const auto& filter : planned_filters_) options.admission.push_back(filter.get());
   options.before_pull = [this] { return BeforePull(); };
+  options.after_last_pull = [this] { return WriteAheadOfEnd(); };
   PullStage pull(options, cache_pointers_);
   HostStage stage;
   TrainStage train(

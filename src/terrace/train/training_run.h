@@ -105,6 +105,9 @@ class TrainingRun {
   Result<bool> GiveWayToIndex();
   // Writes rows ahead of what a checkpoint could write in checkpoint.final_seconds.
   Status WriteAhead();
+  // Writes what the last sets do not hold while these are trained: the final checkpoint has less to
+  // do.
+  Status WriteAheadOfEnd();
   // Bytes of the index that the caches give way to at a time.
   std::uint64_t IndexStep() const;
   void AdaptChannels();
