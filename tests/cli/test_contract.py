@@ -64,6 +64,7 @@ def test_summary(finished):
     assert set(summary["stages"]) == {"read", "pull", "stage", "train", "write_back"}
     for stage in summary["stages"].values():
         assert {"busy_seconds", "waited_for_input_seconds", "waited_for_output_seconds", "cpu_seconds"} <= set(stage)
+        assert stage["busy_seconds"] > 0 and stage["cpu_seconds"] > 0
 
 
 def test_metrics_lines(finished):

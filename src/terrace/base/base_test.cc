@@ -135,6 +135,38 @@ TEST(WorkerGroup, AFreeThreadTakesTheTasksOfOneThatIsHeldUp) {
   EXPECT_EQ(done, 5);
 }
 
+TEST(Thread, TellsItsCpuTimeWhileItRuns) {
+  std::atomic<bool> stop{false};
+  Thread thread("busy", ThreadPriority::kNormal, [&] {
+    while (!stop.load()) {
+    }
+  });
+  while (thread.cpu_seconds() < 0.01) std::this_thread::yield();
+  stop.store(true);
+  thread.Join();
+  EXPECT_EQ(thread.cpu_seconds(), 0);
+  EXPECT_EQ(Thread().cpu_seconds(), 0);
+}
+
+TEST(WorkerGroup, CountsTheCpuTimeOfItsOwnThreads) {
+  WorkerGroup group("worker", 2);
+  std::atomic<bool> stop{false};
+  // Two threads are in it, whichever runs which task, and both use time.
+  group.Run(2, [&](int task) {
+    if (task == 1) {
+      while (group.cpu_seconds() < 0.01) std::this_thread::yield();
+      stop.store(true);
+    } else {
+      while (!stop.load()) {
+      }
+    }
+  });
+  EXPECT_GE(group.cpu_seconds(), 0.01);
+  WorkerGroup alone("alone", 1);
+  alone.Run(1, [](int) {});
+  EXPECT_EQ(alone.cpu_seconds(), 0);
+}
+
 TEST(HugeBuffer, IsZeroedAlignedAndMovable) {
   auto buffer = HugeBuffer::Allocate(3 << 20);
   ASSERT_TRUE(buffer.ok());

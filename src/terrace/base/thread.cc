@@ -3,17 +3,16 @@
 #include <pthread.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
-#include <numeric>
 #include <system_error>
 #include <utility>
 
 #include "terrace/base/check.h"
-#include "terrace/base/clock.h"
 #include "terrace/base/memory.h"
 
 namespace terrace {
@@ -50,19 +49,24 @@ Thread::~Thread() { TERRACE_CHECK(!thread_.joinable()); }
 
 void Thread::Join() { thread_.join(); }
 
+double Thread::cpu_seconds() const {
+  clockid_t clock = 0;
+  // The handle of a thread that was never started is of no use to the call.
+  auto handle = const_cast<std::thread&>(thread_).native_handle();
+  if (!thread_.joinable() || pthread_getcpuclockid(handle, &clock) != 0) return 0;
+  timespec time{};
+  if (clock_gettime(clock, &time) != 0) return 0;
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
 WorkerGroup::WorkerGroup(const std::string& name, int size, std::function<void()> on_start,
                          ThreadPriority priority)
     : size_(size) {
   TERRACE_CHECK(size >= 1);
-  const auto own_threads = static_cast<std::size_t>(size - 1);
-  {
-    MutexLock lock(&mu_);
-    cpu_seconds_.resize(own_threads);
-  }
-  for (std::size_t thread = 0; thread < own_threads; ++thread) {
-    threads_.emplace_back(name + std::to_string(thread + 1), priority, [this, thread, on_start] {
+  for (int thread = 1; thread < size; ++thread) {
+    threads_.emplace_back(name + std::to_string(thread), priority, [this, on_start] {
       if (on_start) on_start();
-      Loop(thread);
+      Loop();
     });
   }
 }
@@ -103,15 +107,15 @@ void WorkerGroup::RunTasks() {
 }
 
 double WorkerGroup::cpu_seconds() const {
-  MutexLock lock(&mu_);
-  return std::accumulate(cpu_seconds_.begin(), cpu_seconds_.end(), 0.0);
+  double sum = 0;
+  for (const Thread& thread : threads_) sum += thread.cpu_seconds();
+  return sum;
 }
 
-void WorkerGroup::Loop(std::size_t thread) {
+void WorkerGroup::Loop() {
   MutexLock lock(&mu_);
   while (!stop_) {
     RunTasks();
-    cpu_seconds_[thread] = ThreadCpuSeconds();
     if (next_ == tasks_ && !stop_) start_.Wait(&mu_);
   }
 }

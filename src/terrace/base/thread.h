@@ -32,6 +32,9 @@ class Thread {
   ~Thread();  // REQUIRES: joined, or never started.
   void Join();
   bool joinable() const { return thread_.joinable(); }
+  // CPU time that it has used, seconds; 0 before it was started and after its end. Any thread.
+  // REQUIRES: nobody joins it meanwhile.
+  double cpu_seconds() const;
 
  private:
   std::thread thread_;
@@ -50,17 +53,16 @@ class WorkerGroup {
   ~WorkerGroup();
   int size() const { return size_; }
   void Run(int tasks, const std::function<void(int)>& task) TERRACE_EXCLUDES(mu_);
-  // CPU time that the group's own threads had used when they last ran out of tasks; the caller's is
-  // not in it.
-  double cpu_seconds() const TERRACE_EXCLUDES(mu_);
+  // CPU time of the group's own threads, seconds; the caller's is not in it.
+  double cpu_seconds() const;
 
  private:
   // Runs tasks until none is left to begin.
   void RunTasks() TERRACE_REQUIRES(mu_);
-  void Loop(std::size_t thread) TERRACE_EXCLUDES(mu_);
+  void Loop() TERRACE_EXCLUDES(mu_);
 
   const int size_;
-  mutable Mutex mu_;
+  Mutex mu_;
   CondVar start_;
   CondVar done_;
   const std::function<void(int)>* task_ TERRACE_GUARDED_BY(mu_) = nullptr;
@@ -68,7 +70,6 @@ class WorkerGroup {
   int next_ TERRACE_GUARDED_BY(mu_) = 0;     // The first that nobody has begun.
   int running_ TERRACE_GUARDED_BY(mu_) = 0;  // Begun and not ended.
   bool stop_ TERRACE_GUARDED_BY(mu_) = false;
-  std::vector<double> cpu_seconds_ TERRACE_GUARDED_BY(mu_);  // (threads)
   std::vector<Thread> threads_;
 };
 

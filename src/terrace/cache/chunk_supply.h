@@ -27,6 +27,7 @@ class ChunkSupply {
   Result<HugeBuffer> Take() TERRACE_EXCLUDES(mu_);
   // Made ahead, the one in the making included.
   std::uint64_t chunks() const TERRACE_EXCLUDES(mu_);
+  double cpu_seconds() const { return thread_.cpu_seconds(); }  // Of its thread.
 
  private:
   void Loop() TERRACE_EXCLUDES(mu_);

@@ -48,6 +48,7 @@ WriteBackOptions BufferOptions(const RowCacheOptions& options, std::span<Store* 
   WriteBackOptions result;
   result.row_bytes = options.row_bytes;
   result.background = options.background;
+  result.clock = options.clock;
   std::uint64_t least_rows = 1;
   for (const Store* store : stores) least_rows = std::max(least_rows, store->LeastFileRows());
   // A buffer's rows are not shared out quite evenly.
@@ -72,6 +73,10 @@ RowCacheStats& RowCacheStats::operator+=(const RowCacheStats& other) {
   used_bytes += other.used_bytes;
   capacity_bytes += other.capacity_bytes;
   reserve_waits += other.reserve_waits;
+  load_cpu_seconds += other.load_cpu_seconds;
+  write_busy_seconds += other.write_busy_seconds;
+  write_wait_seconds += other.write_wait_seconds;
+  write_cpu_seconds += other.write_cpu_seconds;
   return *this;
 }
 
@@ -163,6 +168,7 @@ Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& opti
         MutexLock lock(&reader->mu);
         reader->workers = std::make_unique<WorkerGroup>("cache-read-", threads, nullptr,
                                                         ThreadPriority::kYielding);
+        self->read_groups_.push_back(reader->workers.get());
       }
       self->loaders_[i] = Thread("cache-read", ThreadPriority::kNormal,
                                  [self, reader] { self->LoaderLoop(reader); });
@@ -588,6 +594,13 @@ RowCacheStats RowCacheImpl::stats() const {
   result.dirty_rows = dirty_rows_.load(std::memory_order_relaxed) + write_back_->unwritten_rows();
   result.used_bytes = UsedBytes();
   result.capacity_bytes = std::max(capacity_bytes_, result.used_bytes);
+  result.load_cpu_seconds = supply_.cpu_seconds();
+  for (const Thread& loader : loaders_) result.load_cpu_seconds += loader.cpu_seconds();
+  for (const WorkerGroup* group : read_groups_) result.load_cpu_seconds += group->cpu_seconds();
+  const WriteBackTimes times = write_back_->times();
+  result.write_busy_seconds = times.busy_seconds;
+  result.write_wait_seconds = times.waited_for_input_seconds;
+  result.write_cpu_seconds = times.cpu_seconds;
   return result;
 }
 

@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "terrace/base/clock.h"
 #include "terrace/base/ids.h"
 #include "terrace/base/status.h"
 #include "terrace/cache/eviction_options.h"
@@ -40,6 +41,7 @@ struct RowCacheOptions {
   std::uint64_t chunk_bytes = 0;
   // Fills the row that a key starts with: a pure function of the key.
   std::function<void(Key, std::byte*)> create_row;
+  Clock* clock = Clock::Real();
   // Null: rows stay. Else a row that may go is not written back; its store drops what it has of it.
   const RowExpiry* expiry = nullptr;
 };
@@ -53,6 +55,11 @@ struct RowCacheStats {
   std::uint64_t rows = 0, pinned_rows = 0, dirty_rows = 0;
   std::uint64_t used_bytes = 0, capacity_bytes = 0;
   std::uint64_t reserve_waits = 0;  // Pins that waited for an earlier working set to leave.
+  // CPU time of the threads that load rows and touch memory for them; then where the time of the
+  // thread that writes what was evicted went, with the CPU time of those beside it. Without threads
+  // of the cache's own its callers have that time, also in their own figures.
+  double load_cpu_seconds = 0;
+  double write_busy_seconds = 0, write_wait_seconds = 0, write_cpu_seconds = 0;
 
   RowCacheStats& operator+=(const RowCacheStats& other);  // For several tables.
 };

@@ -165,6 +165,7 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   Missing missing_ TERRACE_GUARDED_BY(pin_mu_);
   Mutex flush_mu_;  // One FlushDirty at a time.
   std::array<StoreReader, kLoaders> readers_;
+  std::vector<const WorkerGroup*> read_groups_;  // Those of readers_. Set by Create.
   mutable Mutex mu_;
   CondVar room_;         // Rows were released; aborted.
   CondVar load_wanted_;  // For the loaders: a load was queued; stop.

@@ -264,9 +264,14 @@ void WriteBack::WriteOldest() {
   Buffer& buffer = buffers_[queue_.front()];
   writing_ = true;
   mu_.Unlock();
+  const double begin = options_.clock->MonotonicSeconds(), cpu_begin = ThreadCpuSeconds();
   Status status = StageRows(&buffer);
   if (status.ok()) status = PublishRows(&buffer);
+  const double busy = options_.clock->MonotonicSeconds() - begin;
+  const double cpu = ThreadCpuSeconds() - cpu_begin;
   mu_.Lock();
+  times_.busy_seconds += busy;
+  times_.cpu_seconds += cpu;
   writing_ = false;
   if (status.ok()) {
     EndWrite();
@@ -277,14 +282,21 @@ void WriteBack::WriteOldest() {
 
 void WriteBack::StageLoop() {
   MutexLock lock(&mu_);
+  double before = options_.clock->MonotonicSeconds();
+  const auto count_time = [&](double WriteBackTimes::*of) TERRACE_REQUIRES(mu_) {
+    const double now = options_.clock->MonotonicSeconds();
+    times_.*of += now - std::exchange(before, now);
+  };
   while (true) {
     while (!stop_ && (staged_ == queue_.size() || !failure_.ok())) work_.Wait(&mu_);
+    count_time(&WriteBackTimes::waited_for_input_seconds);
     if (stop_) return;
     Buffer& buffer = buffers_[queue_[staged_]];
     const std::uint64_t failed_before = failed_publishes_;
     mu_.Unlock();
     Status status = StageRows(&buffer);
     mu_.Lock();
+    count_time(&WriteBackTimes::busy_seconds);
     if (failed_before != failed_publishes_) {
       // The stores take nothing in before that which failed.
       mu_.Unlock();
@@ -416,6 +428,14 @@ std::uint64_t WriteBack::unwritten_rows() const {
 std::uint64_t WriteBack::written_rows() const {
   MutexLock lock(&mu_);
   return written_rows_;
+}
+
+WriteBackTimes WriteBack::times() const {
+  MutexLock lock(&mu_);
+  WriteBackTimes times = times_;
+  times.cpu_seconds +=
+      stage_thread_.cpu_seconds() + publish_thread_.cpu_seconds() + shard_writers_->cpu_seconds();
+  return times;
 }
 
 }  // namespace terrace

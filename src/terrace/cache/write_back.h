@@ -16,6 +16,7 @@
 #include <span>
 #include <vector>
 
+#include "terrace/base/clock.h"
 #include "terrace/base/ids.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/mutex.h"
@@ -31,7 +32,14 @@ struct WriteBackOptions {
   std::uint32_t row_bytes = 0;
   std::uint32_t buffer_rows = 0;  // Leave together; at most 2^24.
   bool background = true;         // Three buffers and two threads; false: one, and none.
+  Clock* clock = Clock::Real();
   bool hot_apart = false;  // Hot rows and the others have writes of their own; one buffer more.
+};
+
+// Where the time of the thread that brings buffers to the disk went; CPU seconds count the threads
+// beside it too.
+struct WriteBackTimes {
+  double busy_seconds = 0, waited_for_input_seconds = 0, cpu_seconds = 0;
 };
 
 // What the cache knows of a row that it writes.
@@ -104,6 +112,8 @@ class WriteBack {
   Status status() const TERRACE_EXCLUDES(mu_);
   std::uint64_t unwritten_rows() const TERRACE_EXCLUDES(mu_);
   std::uint64_t written_rows() const TERRACE_EXCLUDES(mu_);
+  // Of its threads; without them, of whoever writes.
+  WriteBackTimes times() const TERRACE_EXCLUDES(mu_);
   std::uint64_t bytes() const { return bytes_; }
   std::uint32_t buffer_rows() const { return options_.buffer_rows; }
   bool hot_apart() const { return options_.hot_apart; }
@@ -177,6 +187,7 @@ class WriteBack {
   std::uint64_t written_sequence_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t unwritten_rows_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t written_rows_ TERRACE_GUARDED_BY(mu_) = 0;
+  WriteBackTimes times_ TERRACE_GUARDED_BY(mu_);  // CPU of whoever writes without threads.
   bool writing_ TERRACE_GUARDED_BY(mu_) = false;  // Without threads.
   bool stop_ TERRACE_GUARDED_BY(mu_) = false;
   Status failure_ TERRACE_GUARDED_BY(mu_);

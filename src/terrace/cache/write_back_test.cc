@@ -142,6 +142,31 @@ TEST(WriteBack, OneShardOfSeveralFails) {
 // Keys of every third row are hot.
 WrittenRow Third(Key key) { return {.hot = key % 3 == 0}; }
 
+TEST(WriteBack, TellsWhereItsTimeWent) {
+  for (const bool background : {true, false}) {
+    FakeStore store(kRowBytes);
+    const double begin = Clock::Real()->MonotonicSeconds();
+    auto made = WriteBack::Create(
+        {.row_bytes = kRowBytes, .buffer_rows = 1000, .background = background}, {&store});
+    ASSERT_TRUE(made.ok());
+    WriteBack& write_back = **made;
+    for (int round = 0; round < 20; ++round) {
+      {
+        WriteBack::AppendScope appends(&write_back);
+        for (Key key = 0; key < 100; ++key)
+          appends.Append(key, InitialRow(key).data(), {.stored = round > 0});
+      }
+      ASSERT_TRUE(write_back.Flush().ok());
+    }
+    const WriteBackTimes times = write_back.times();
+    const double elapsed = Clock::Real()->MonotonicSeconds() - begin;
+    EXPECT_GT(times.busy_seconds, 0);
+    EXPECT_GT(times.cpu_seconds, 0);
+    EXPECT_EQ(times.waited_for_input_seconds > 0, background);
+    EXPECT_LE(times.busy_seconds + times.waited_for_input_seconds, elapsed);
+  }
+}
+
 TEST(WriteBack, HotRowsAndTheOthersHaveWritesOfTheirOwn) {
   for (const bool background : {false, true}) {
     FakeStore store(kRowBytes);

@@ -43,9 +43,12 @@ PipelineTimes TrainingRun::Times() const {
     if (report.name == "train") times.train = FromReport(report);
   }
   times.train.cpu_seconds += model_.workers->cpu_seconds();
-  // Write-back is not a stage of the pipeline: its time is that of the stores' writing.
-  const StoreStats stores = stores_->stats();
-  times.write_back.busy_seconds = stores.write_seconds;
+  const RowCacheStats caches = CacheStats();
+  times.pull.cpu_seconds += caches.load_cpu_seconds;
+  // Write-back is no stage of the pipeline, and nothing lies behind it that it could wait for.
+  times.write_back.busy_seconds = caches.write_busy_seconds;
+  times.write_back.waited_for_input_seconds = caches.write_wait_seconds;
+  times.write_back.cpu_seconds = caches.write_cpu_seconds;
   return times;
 }
 

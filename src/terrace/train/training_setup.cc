@@ -308,6 +308,7 @@ Status TrainingRun::MakeCaches() {
     options.eviction = job_.cache.eviction;
     options.flush_bytes = FlushBytes(options.capacity_bytes);
     options.background = job_.pipeline.depth > 0;
+    options.clock = clock_;
     options.expiry = expiry_[t].get();
     options.create_row = [schema, seed = job_.seed](Key key, std::byte* row) {
       schema->InitializeRow(seed, key, row);
