@@ -1,9 +1,10 @@
 // Loads a store, reads uniform batches of fresh keys by size of batch, and overwrites rows with
-// compaction paid. Every row read is checked. Reads are put beside the model of the disk, t = a *
-// requests + bytes / b, which is measured on the store's own files before every batch: once for the
-// requests that the store made, once for the cheapest plan over the same number of random keys, and
-// beside the disk's rate of random sectors; writes beside the disk's rate in the same run. Direct
-// I/O: no page cache takes part.
+// compaction paid, as a cache does: a batch goes to the disk while the index takes the last one in
+// and the next is made. Every row read is checked. Reads are put beside the model of the disk, t =
+// a * requests + bytes / b, which is measured on the store's own files before every batch: once for
+// the requests that the store made, once for the cheapest plan over the same number of random keys,
+// and beside the disk's rate of random sectors; writes beside the disk's rate in the same run.
+// Direct I/O: no page cache takes part.
 //
 //   store_bench [--tiny] [--folder F] [--keys N] [--row-bytes B] [--gap BYTES] [--repeats R]
 //               [--seed S] [--update-seconds T] [--read-threads N] [--whole-file 0|1] [--depth N]
@@ -15,17 +16,25 @@
 // of a parameter file costs: for sizes up to 256 MiB, uniform and Zipf overwrites with compaction
 // paid, and after them reads of the first size of batch, planned and by whole files.
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "terrace/base/channel.h"
+#include "terrace/base/check.h"
 #include "terrace/base/clock.h"
 #include "terrace/base/memory.h"
+#include "terrace/base/mutex.h"
 #include "terrace/base/rng.h"
 #include "terrace/base/testing/bench_flags.h"
+#include "terrace/base/thread.h"
 #include "terrace/io/file_system.h"
 #include "terrace/store/read_cost.h"
 #include "terrace/store/store.h"
@@ -125,6 +134,108 @@ struct UpdateFigures {
   double amplification = 0, of_disk = 0, of_both = 0, space = 0;
 };
 
+// Batches of rows on their way into a store, as a cache writes them: one goes to the disk while the
+// index takes the last one in and the caller makes the next. Threads: the caller's.
+class Writes {
+ public:
+  // stored: see Store::Write.
+  Writes(Store* store, const Settings& settings, bool stored) : store_(store), stored_(stored) {
+    for (std::uint64_t i = 0; i < kBatches; ++i) {
+      batches_[i].rows =
+          std::make_unique<BenchRows>(settings.keys, settings.row_bytes, settings.seed + 2 + i);
+      batches_[i].row_bytes = settings.row_bytes;
+      TERRACE_CHECK(free_.Send(&batches_[i]).ok());
+    }
+    stager_ = Thread("stage", ThreadPriority::kNormal, [this] { Loop(&Writes::Stage); });
+    publisher_ = Thread("publish", ThreadPriority::kNormal, [this] { Loop(&Writes::Publish); });
+  }
+  ~Writes() {
+    if (stager_.joinable()) (void)Finish();
+  }
+
+  // Writes what `make` fills in.
+  template <typename Make>
+  Status Write(Make make) {
+    TERRACE_ASSIGN_OR_RETURN(const std::optional<Batch*> batch, free_.Receive());
+    make((*batch)->rows.get());
+    return made_.Send(*batch);
+  }
+  // Waits for the last batch. The figures are there afterwards.
+  Status Finish() {
+    made_.Close();
+    stager_.Join();
+    publisher_.Join();
+    MutexLock lock(&mu_);
+    return failure_;
+  }
+  const std::vector<double>& seconds() const { return seconds_; }  // Of both halves, by batch.
+  double cpu_seconds() const { return cpu_[0] + cpu_[1]; }
+
+ private:
+  static constexpr std::size_t kBatches = 3;
+  struct Batch {
+    std::unique_ptr<BenchRows> rows;
+    std::size_t row_bytes = 0;
+    std::vector<const std::byte*> sources;
+    std::vector<std::uint8_t> stored;
+    std::unique_ptr<StagedRows> staged;
+    double seconds = 0;
+  };
+
+  // Both halves end with the first failure, and the caller with them.
+  void Loop(Status (Writes::*half)()) {
+    const Status status = (this->*half)();
+    const bool stages = half == &Writes::Stage;
+    cpu_[stages ? 0 : 1] = ThreadCpuSeconds();
+    if (stages) staged_.Close();
+    if (status.ok()) return;
+    {
+      MutexLock lock(&mu_);
+      if (failure_.ok()) failure_ = status;
+    }
+    for (Channel<Batch*>* channel : {&free_, &made_, &staged_}) channel->Abort(status);
+  }
+
+  Status Stage() {
+    while (true) {
+      TERRACE_ASSIGN_OR_RETURN(const std::optional<Batch*> received, made_.Receive());
+      if (!received.has_value()) return OkStatus();
+      Batch* batch = *received;
+      const std::span<const Key> keys = batch->rows->keys();
+      batch->stored.assign(keys.size(), stored_ ? 1 : 0);
+      batch->sources.resize(keys.size());
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        batch->sources[i] = batch->rows->bytes().data() + i * batch->row_bytes;
+      }
+      const double start = Clock::Real()->MonotonicSeconds();
+      TERRACE_ASSIGN_OR_RETURN(batch->staged, store_->Stage(keys, batch->sources, batch->stored));
+      batch->seconds = Clock::Real()->MonotonicSeconds() - start;
+      TERRACE_RETURN_IF_ERROR(staged_.Send(batch));
+    }
+  }
+
+  Status Publish() {
+    while (true) {
+      TERRACE_ASSIGN_OR_RETURN(const std::optional<Batch*> received, staged_.Receive());
+      if (!received.has_value()) return OkStatus();
+      const double start = Clock::Real()->MonotonicSeconds();
+      TERRACE_RETURN_IF_ERROR(store_->Publish(std::move((*received)->staged)));
+      seconds_.push_back((*received)->seconds + Clock::Real()->MonotonicSeconds() - start);
+      TERRACE_RETURN_IF_ERROR(free_.Send(*received));
+    }
+  }
+
+  Store* const store_;
+  const bool stored_;
+  std::array<Batch, kBatches> batches_;
+  Channel<Batch*> free_{kBatches}, made_{1}, staged_{1};
+  std::vector<double> seconds_;  // The publisher's until Finish.
+  std::array<double, 2> cpu_ = {};
+  Mutex mu_;
+  Status failure_ TERRACE_GUARDED_BY(mu_);
+  Thread stager_, publisher_;
+};
+
 class Bench {
  public:
   Bench(FileSystem* fs, const Settings& settings)
@@ -156,7 +267,6 @@ class Bench {
   DiskQuota quota_{std::uint64_t{1} << 40};
   std::unique_ptr<Store> store_;
   BenchRows rows_;
-  std::vector<const std::byte*> sources_;
   std::vector<std::byte*> targets_;
 };
 
@@ -166,27 +276,26 @@ void Bench::DrawKeys(std::uint64_t n) {
 }
 
 void Bench::FindPlaces() {
-  sources_.resize(rows_.keys().size());
   targets_.resize(rows_.keys().size());
   for (std::size_t i = 0; i < targets_.size(); ++i) {
-    sources_[i] = targets_[i] = rows_.bytes().data() + i * settings_.row_bytes;
+    targets_[i] = rows_.bytes().data() + i * settings_.row_bytes;
   }
 }
 
 Status Bench::Load() {
   const Clock* clock = Clock::Real();
-  double seconds = 0, cpu = 0;
+  // With the time in which rows are made.
+  const double begin_load = clock->MonotonicSeconds();
+  Writes writes(store_.get(), settings_, /*stored=*/false);
   for (std::uint64_t begin = 0; begin < settings_.keys; begin += settings_.load_batch) {
-    const std::uint64_t n = std::min(settings_.load_batch, settings_.keys - begin);
-    rows_.ChooseRange(begin, n);
-    rows_.Make(1);
-    FindPlaces();
-    const double start = clock->MonotonicSeconds();
-    const double cpu_before = ThreadCpuSeconds();
-    TERRACE_RETURN_IF_ERROR(store_->Write(rows_.keys(), sources_, std::vector<std::uint8_t>(n, 0)));
-    cpu += ThreadCpuSeconds() - cpu_before;
-    seconds += clock->MonotonicSeconds() - start;
+    TERRACE_RETURN_IF_ERROR(writes.Write([&](BenchRows* rows) {
+      rows->ChooseRange(begin, std::min(settings_.load_batch, settings_.keys - begin));
+      rows->Make(1);
+    }));
   }
+  TERRACE_RETURN_IF_ERROR(writes.Finish());
+  const double seconds = clock->MonotonicSeconds() - begin_load;
+  const double cpu = writes.cpu_seconds();
   const double start = clock->MonotonicSeconds();
   TERRACE_ASSIGN_OR_RETURN([[maybe_unused]] const ManifestReference reference, store_->Commit(1));
   const double commit = clock->MonotonicSeconds() - start;
@@ -289,29 +398,26 @@ Status Bench::MeasureUpdates(UpdateFigures* figures) {
   const Clock* clock = Clock::Real();
   const std::uint64_t batch = std::min<std::uint64_t>(200'000, settings_.keys / 4);
   const StoreStats before = store_->stats();
-  std::vector<double> writes;
   std::uint64_t generation = 1;
-  // To the last moment, compaction's end included, and with the time in which rows are made, since
-  // compaction goes on then.
+  // To the last moment, compaction's end included, and with the time in which rows are made.
   const double begin = clock->MonotonicSeconds();
-  const std::vector<std::uint8_t> stored(batch, 1);
+  Writes writes(store_.get(), settings_, /*stored=*/true);
   do {
     ++generation;
-    DrawKeys(batch);
-    rows_.Make(generation);
-    const double start = clock->MonotonicSeconds();
-    const double cpu_before = ThreadCpuSeconds();
-    TERRACE_RETURN_IF_ERROR(store_->Write(rows_.keys(), sources_, stored));
-    figures->cpu += ThreadCpuSeconds() - cpu_before;
-    writes.push_back(clock->MonotonicSeconds() - start);
-    figures->writing += writes.back();
+    TERRACE_RETURN_IF_ERROR(writes.Write([&](BenchRows* rows) {
+      settings_.zipf != 0 ? rows->ChooseZipf(batch) : rows->ChooseUniform(batch);
+      rows->Make(generation);
+    }));
     figures->written += static_cast<double>(batch);
     TERRACE_RETURN_IF_ERROR(store_->background_status());
   } while (clock->MonotonicSeconds() - begin < static_cast<double>(settings_.update_seconds));
+  TERRACE_RETURN_IF_ERROR(writes.Finish());
+  figures->writing = clock->MonotonicSeconds() - begin;
   TERRACE_RETURN_IF_ERROR(store_->CompactNow());
   figures->total = clock->MonotonicSeconds() - begin;
-  figures->longest = *std::max_element(writes.begin(), writes.end());
-  figures->median = Median(writes);
+  figures->longest = *std::max_element(writes.seconds().begin(), writes.seconds().end());
+  figures->median = Median(writes.seconds());
+  figures->cpu = writes.cpu_seconds();
   const StoreStats after = store_->stats();
   const auto bytes = static_cast<double>(after.write_bytes - before.write_bytes);
   figures->waiting = after.compaction_wait_seconds - before.compaction_wait_seconds;
@@ -329,10 +435,10 @@ Status Bench::Update() {
   UpdateFigures update;
   TERRACE_RETURN_IF_ERROR(MeasureUpdates(&update));
   std::printf(
-      "update: bursts %.2f M keys/s, sustained with compaction paid %.2f M keys/s at write "
+      "update: %.2f M keys/s, with compaction paid to its end %.2f M keys/s at write "
       "amplification %.2f (%.0f %% of what the disk's writes allow, %.0f %% of what they allow "
       "together with compaction's reads), space %.2fx, longest write %.3f s of a median of %.3f, "
-      "%.0f %% of the writing for compaction to catch up, CPU of the writing thread %.3f us a "
+      "%.0f %% of the writing for compaction to catch up, CPU of the writing threads %.3f us a "
       "key\n",
       update.written / update.writing * 1e-6, update.written / update.total * 1e-6,
       update.amplification, 100 * update.of_disk, 100 * update.of_both, update.space,
