@@ -6,15 +6,15 @@
 #include <fstream>
 #include <string>
 
-#include <gtest/gtest.h>
+#include "terrace/base/check.h"
 
 namespace terrace {
 
 class TemporaryFolder {
  public:
   TemporaryFolder() {
-    std::string name = ::testing::TempDir() + "terrace.XXXXXX";
-    EXPECT_NE(mkdtemp(name.data()), nullptr);
+    std::string name = std::filesystem::temp_directory_path() / "terrace.XXXXXX";
+    TERRACE_CHECK(mkdtemp(name.data()) != nullptr);
     path_ = name;
   }
   TemporaryFolder(const TemporaryFolder&) = delete;
