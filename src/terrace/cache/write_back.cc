@@ -133,7 +133,7 @@ void WriteBack::Append(Key key, const std::byte* row, const WrittenRow& what) {
   const std::uint32_t place = PlaceOf(filling_[kind], buffer.keys.size());
   std::memcpy(RowIn(buffer, buffer.keys.size()), row, options_.row_bytes);
   buffer.keys.push_back(key);
-  buffer.stored.push_back(what.stored ? 1 : 0);
+  buffer.stored.push_back(what.stored ? kStoredKey : kNewKey);
   ++unwritten_rows_;
   if (old == EntryMap::kNone) {
     map_.Insert(MixKey(key), place);
@@ -222,7 +222,7 @@ Status WriteBack::PublishRows(Buffer* buffer) {
     for (auto& staged : buffer->staged) staged.reset();
     // What is tried again goes to the shards before it a second time.
     for (std::size_t i = 0; i < buffer->shard_order.begins[shard]; ++i) {
-      buffer->stored[buffer->shard_order.origin[i]] = 1;
+      buffer->stored[buffer->shard_order.origin[i]] = kStoredKey;
     }
     return published.WithContext("writing evicted rows to shard " + std::to_string(shard));
   }

@@ -44,7 +44,7 @@ struct WriteBackTimes {
 
 // What the cache knows of a row that it writes.
 struct WrittenRow {
-  bool stored = false;  // Its store has the key, or will have it by what was appended before.
+  bool stored = false;  // Its store has the key, or will by what was appended before; else not.
   bool hot = false;     // See EvictionPolicy.
 };
 
@@ -125,7 +125,7 @@ class WriteBack {
   struct Buffer {
     HugeBuffer rows;
     std::vector<Key> keys;
-    std::vector<std::uint8_t> stored;  // (keys) 1: its store has had it before.
+    std::vector<std::uint8_t> stored;  // (keys) kStoredKey or kNewKey: of its store.
     std::uint64_t sequence = 0;        // Of its submission, from 1.
     // Of the write: the rows by shard, and what the stores have written of them.
     std::vector<Key> shard_keys;

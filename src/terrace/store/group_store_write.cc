@@ -63,7 +63,7 @@ class GroupStore::BlockWriter {
       starts_.push_back(piece_start);
       keys_.push_back(UnmixKey(piece_start));
       blocks_.push_back(block);
-      stored_.push_back(p == 0 && old ? 1 : 0);
+      stored_.push_back(p == 0 && old ? kStoredKey : kUnknownKey);
     }
     return OkStatus();
   }

@@ -180,6 +180,11 @@ struct StoreStats {
   StoreStats& operator+=(const StoreStats& other);  // For several stores.
 };
 
+// What the writer of a key knows of it. kStoredKey: Read has found it, or a Write has written it,
+// and no Erase since. kNewKey: Read has not, and no Write has since, or an Erase has; nobody else
+// writes. A claim that is not true leads the index astray.
+inline constexpr std::uint8_t kUnknownKey = 0, kStoredKey = 1, kNewKey = 2;
+
 // What a checkpoint says of one store.
 struct ManifestReference {
   std::uint64_t id = 0;  // The checkpoint's number; the file is manifest-<id>.
@@ -236,9 +241,8 @@ class Store {
   // Read sees them; they are durable after Commit. On error no key changed, and after a failed
   // write or sync the store is poisoned: Write, Erase and Commit fail until it is reopened. Blocks:
   // on writes, on the quota's back-pressure (compaction, old manifests). rows[i]: row_bytes().
-  // stored[i]: 1 only when Read has found the key or a Write has written it, and no Erase since; 0
-  // when it is most likely new. Empty: unknown. What is not known to be there costs a read where
-  // the index has that key, or an alike one.
+  // stored[i]: one of the three above. Empty: all unknown, each of which is looked up, and costs a
+  // read where the index has that key, or an alike one.
   virtual Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows,
                        std::span<const std::uint8_t> stored) = 0;
   // The two halves of Write, so that one thread brings rows to the disk while another leads the

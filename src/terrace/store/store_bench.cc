@@ -138,8 +138,9 @@ struct UpdateFigures {
 // index takes the last one in and the caller makes the next. Threads: the caller's.
 class Writes {
  public:
-  // stored: see Store::Write.
-  Writes(Store* store, const Settings& settings, bool stored) : store_(store), stored_(stored) {
+  // known: of all keys, see Store::Write.
+  Writes(Store* store, const Settings& settings, std::uint8_t known)
+      : store_(store), known_(known) {
     for (std::uint64_t i = 0; i < kBatches; ++i) {
       batches_[i].rows =
           std::make_unique<BenchRows>(settings.keys, settings.row_bytes, settings.seed + 2 + i);
@@ -202,7 +203,7 @@ class Writes {
       if (!received.has_value()) return OkStatus();
       Batch* batch = *received;
       const std::span<const Key> keys = batch->rows->keys();
-      batch->stored.assign(keys.size(), stored_ ? 1 : 0);
+      batch->stored.assign(keys.size(), known_);
       batch->sources.resize(keys.size());
       for (std::size_t i = 0; i < keys.size(); ++i) {
         batch->sources[i] = batch->rows->bytes().data() + i * batch->row_bytes;
@@ -226,7 +227,7 @@ class Writes {
   }
 
   Store* const store_;
-  const bool stored_;
+  const std::uint8_t known_;
   std::array<Batch, kBatches> batches_;
   Channel<Batch*> free_{kBatches}, made_{1}, staged_{1};
   std::vector<double> seconds_;  // The publisher's until Finish.
@@ -286,7 +287,7 @@ Status Bench::Load() {
   const Clock* clock = Clock::Real();
   // With the time in which rows are made.
   const double begin_load = clock->MonotonicSeconds();
-  Writes writes(store_.get(), settings_, /*stored=*/false);
+  Writes writes(store_.get(), settings_, kNewKey);
   for (std::uint64_t begin = 0; begin < settings_.keys; begin += settings_.load_batch) {
     TERRACE_RETURN_IF_ERROR(writes.Write([&](BenchRows* rows) {
       rows->ChooseRange(begin, std::min(settings_.load_batch, settings_.keys - begin));
@@ -401,7 +402,7 @@ Status Bench::MeasureUpdates(UpdateFigures* figures) {
   std::uint64_t generation = 1;
   // To the last moment, compaction's end included, and with the time in which rows are made.
   const double begin = clock->MonotonicSeconds();
-  Writes writes(store_.get(), settings_, /*stored=*/true);
+  Writes writes(store_.get(), settings_, kStoredKey);
   do {
     ++generation;
     TERRACE_RETURN_IF_ERROR(writes.Write([&](BenchRows* rows) {

@@ -121,7 +121,9 @@ class StoreImpl final : public Store {
   struct SortedKey {
     std::uint64_t hash;
     std::uint32_t index;  // In the caller's batch.
-    bool stored;
+    std::uint8_t known;   // kUnknownKey until it has been looked up.
+
+    bool stored() const { return known == kStoredKey; }
   };
   class StagedFiles;  // A write whose files are there.
   class WriteTimer;
@@ -241,7 +243,7 @@ class StoreImpl final : public Store {
   // Of files that are to be written, `spare` more kept free; false: there are not so many.
   bool ReserveSlots(std::uint64_t files, std::uint64_t spare) TERRACE_EXCLUDES(mu_);
   void ReleaseSlots(std::uint64_t files) TERRACE_EXCLUDES(mu_);
-  // Finds out which of the keys that are not marked as stored are there all the same.
+  // Finds out which of the keys of which nothing is known are there.
   Status FindStored(std::span<SortedKey> order) TERRACE_EXCLUDES(mu_);
   struct Candidate;  // A key that is there if a record says so.
   Status ReadCandidates(std::span<SortedKey> order, std::span<const Candidate> candidates)

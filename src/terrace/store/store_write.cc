@@ -91,10 +91,10 @@ Status StoreImpl::Erase(std::span<const Key> keys) {
   TERRACE_RETURN_IF_ERROR(FindStored(order));
   std::vector<Key> present;
   for (const SortedKey& key : order) {
-    if (key.stored) present.push_back(keys[key.index]);
+    if (key.stored()) present.push_back(keys[key.index]);
   }
   GiveOrder(std::move(order));
-  return WriteRecords(present, {}, std::vector<std::uint8_t>(present.size(), 1));
+  return WriteRecords(present, {}, std::vector<std::uint8_t>(present.size(), kStoredKey));
 }
 
 Status StoreImpl::WriteRecords(std::span<const Key> keys, std::span<const std::byte* const> rows,
@@ -112,7 +112,8 @@ std::vector<StoreImpl::SortedKey> StoreImpl::SortKeys(std::span<const Key> keys,
   std::vector<SortedKey> order = TakeOrder();
   order.resize(keys.size());
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    order[i] = {MixKey(keys[i]), static_cast<std::uint32_t>(i), !stored.empty() && stored[i] != 0};
+    order[i] = {MixKey(keys[i]), static_cast<std::uint32_t>(i),
+                stored.empty() ? kUnknownKey : stored[i]};
   }
   SortSpread(&order, &sort_spare_, 64, [](const SortedKey& key) { return key.hash; });
   for (std::size_t i = 1; i < order.size(); ++i) TERRACE_CHECK(order[i - 1].hash < order[i].hash);
@@ -267,13 +268,14 @@ Status StoreImpl::FindStored(std::span<SortedKey> order) {
   for (std::size_t next = 0; next < order.size();) {
     unknown.clear();
     for (; next < order.size() && unknown.size() < kIndexBatch; ++next) {
-      if (order[next].stored) continue;
+      if (order[next].known != kUnknownKey) continue;
       hashes[unknown.size()] = order[next].hash;
       unknown.push_back(next);
     }
     MutexLock lock(&mu_);
     index_->Lookup({hashes, unknown.size()}, places);
     for (std::size_t i = 0; i < unknown.size(); ++i) {
+      order[unknown[i]].known = kNewKey;
       if (places[i] == kNoPlace) continue;
       candidates.push_back({unknown[i], slots_[SlotOfPlace(places[i])], RowOfPlace(places[i])});
     }
@@ -323,8 +325,8 @@ Status StoreImpl::TakeCandidate(std::span<SortedKey> order, const Candidate& can
   const std::byte* record = request.buffer.data() + (offset - request.offset);
   TERRACE_RETURN_IF_ERROR(
       CheckRecord(record, layout_, candidate.file->seed, path, offset, &wanted));
-  key.stored = HeadOf(record).key == wanted;
-  return key.stored ? OkStatus() : CheckMistaken(record, wanted, path, offset);
+  key.known = HeadOf(record).key == wanted ? kStoredKey : kNewKey;
+  return key.stored() ? OkStatus() : CheckMistaken(record, wanted, path, offset);
 }
 
 FilePtr StoreImpl::NewFile(std::unique_ptr<File> file, const ParameterFileInfo& info) const {
@@ -382,7 +384,7 @@ Status StoreImpl::ReserveIndex(std::span<StagedFiles* const> staged) {
   std::vector<std::uint64_t> added[2];  // Rows, deletions.
   for (const StagedFiles* write : staged) {
     for (const SortedKey& key : write->order) {
-      if (write->deletion || !key.stored) added[write->deletion ? 1 : 0].push_back(key.hash);
+      if (write->deletion || !key.stored()) added[write->deletion ? 1 : 0].push_back(key.hash);
     }
   }
   if (staged.size() > 1) std::sort(added[0].begin(), added[0].end());
@@ -426,7 +428,7 @@ void StoreImpl::PublishRows(std::span<const SortedKey> chunk, std::span<const Pl
   std::vector<std::uint64_t> hashes[2];
   std::vector<Place> to[2];
   for (std::size_t i = 0; i < chunk.size(); ++i) {
-    const int kind = chunk[i].stored ? 0 : 1;
+    const int kind = chunk[i].stored() ? 0 : 1;
     hashes[kind].push_back(chunk[i].hash);
     to[kind].push_back(places[i]);
   }

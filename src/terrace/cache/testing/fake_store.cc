@@ -106,7 +106,7 @@ Status FakeStore::Publish(std::unique_ptr<StagedRows> handle) {
   for (std::size_t i = 0; i < staged->rows.size(); ++i) {
     const auto& [key, row] = staged->rows[i];
     keys.push_back(key);
-    TERRACE_CHECK(staged->stored[i] == (rows_.contains(key) ? 1 : 0));
+    TERRACE_CHECK(staged->stored[i] == (rows_.contains(key) ? kStoredKey : kNewKey));
     rows_[key] = row;
   }
   return OkStatus();

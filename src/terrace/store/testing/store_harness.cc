@@ -74,7 +74,8 @@ Status StoreHarness::Write(const std::vector<Key>& keys) {
     written[key] = TestRow(key, generation_, options_.row_bytes);
     rows.push_back(written[key].data());
     // A writer does not know of each key that it is there, and now and then of none.
-    if (generation_ % 4 != 0) stored.push_back(model_.contains(key) && key % 5 != 0 ? 1 : 0);
+    const std::uint8_t known = model_.contains(key) ? kStoredKey : kNewKey;
+    if (generation_ % 4 != 0) stored.push_back(key % 5 != 0 ? known : kUnknownKey);
   }
   TERRACE_RETURN_IF_ERROR(store_->Write(keys, rows, stored));
   for (auto& [key, row] : written) model_[key] = std::move(row);
