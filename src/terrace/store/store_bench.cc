@@ -16,29 +16,23 @@
 // of a parameter file costs: for sizes up to 256 MiB, uniform and Zipf overwrites with compaction
 // paid, and after them reads of the first size of batch, planned and by whole files.
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "terrace/base/channel.h"
-#include "terrace/base/check.h"
 #include "terrace/base/clock.h"
 #include "terrace/base/memory.h"
-#include "terrace/base/mutex.h"
 #include "terrace/base/rng.h"
 #include "terrace/base/testing/bench_flags.h"
-#include "terrace/base/thread.h"
 #include "terrace/io/file_system.h"
 #include "terrace/store/read_cost.h"
 #include "terrace/store/store.h"
 #include "terrace/store/testing/bench_rows.h"
+#include "terrace/store/testing/bench_writes.h"
 
 namespace terrace {
 namespace {
@@ -134,109 +128,6 @@ struct UpdateFigures {
   double amplification = 0, of_disk = 0, of_both = 0, space = 0;
 };
 
-// Batches of rows on their way into a store, as a cache writes them: one goes to the disk while the
-// index takes the last one in and the caller makes the next. Threads: the caller's.
-class Writes {
- public:
-  // known: of all keys, see Store::Write.
-  Writes(Store* store, const Settings& settings, std::uint8_t known)
-      : store_(store), known_(known) {
-    for (std::uint64_t i = 0; i < kBatches; ++i) {
-      batches_[i].rows =
-          std::make_unique<BenchRows>(settings.keys, settings.row_bytes, settings.seed + 2 + i);
-      batches_[i].row_bytes = settings.row_bytes;
-      TERRACE_CHECK(free_.Send(&batches_[i]).ok());
-    }
-    stager_ = Thread("stage", ThreadPriority::kNormal, [this] { Loop(&Writes::Stage); });
-    publisher_ = Thread("publish", ThreadPriority::kNormal, [this] { Loop(&Writes::Publish); });
-  }
-  ~Writes() {
-    if (stager_.joinable()) (void)Finish();
-  }
-
-  // Writes what `make` fills in.
-  template <typename Make>
-  Status Write(Make make) {
-    TERRACE_ASSIGN_OR_RETURN(const std::optional<Batch*> batch, free_.Receive());
-    make((*batch)->rows.get());
-    return made_.Send(*batch);
-  }
-  // Waits for the last batch. The figures are there afterwards.
-  Status Finish() {
-    made_.Close();
-    stager_.Join();
-    publisher_.Join();
-    MutexLock lock(&mu_);
-    return failure_;
-  }
-  const std::vector<double>& seconds() const { return seconds_; }  // Of both halves, by batch.
-  double cpu_seconds() const { return cpu_[0] + cpu_[1]; }
-
- private:
-  static constexpr std::size_t kBatches = 3;
-  struct Batch {
-    std::unique_ptr<BenchRows> rows;
-    std::size_t row_bytes = 0;
-    std::vector<const std::byte*> sources;
-    std::vector<std::uint8_t> stored;
-    std::unique_ptr<StagedRows> staged;
-    double seconds = 0;
-  };
-
-  // Both halves end with the first failure, and the caller with them.
-  void Loop(Status (Writes::*half)()) {
-    const Status status = (this->*half)();
-    const bool stages = half == &Writes::Stage;
-    cpu_[stages ? 0 : 1] = ThreadCpuSeconds();
-    if (stages) staged_.Close();
-    if (status.ok()) return;
-    {
-      MutexLock lock(&mu_);
-      if (failure_.ok()) failure_ = status;
-    }
-    for (Channel<Batch*>* channel : {&free_, &made_, &staged_}) channel->Abort(status);
-  }
-
-  Status Stage() {
-    while (true) {
-      TERRACE_ASSIGN_OR_RETURN(const std::optional<Batch*> received, made_.Receive());
-      if (!received.has_value()) return OkStatus();
-      Batch* batch = *received;
-      const std::span<const Key> keys = batch->rows->keys();
-      batch->stored.assign(keys.size(), known_);
-      batch->sources.resize(keys.size());
-      for (std::size_t i = 0; i < keys.size(); ++i) {
-        batch->sources[i] = batch->rows->bytes().data() + i * batch->row_bytes;
-      }
-      const double start = Clock::Real()->MonotonicSeconds();
-      TERRACE_ASSIGN_OR_RETURN(batch->staged, store_->Stage(keys, batch->sources, batch->stored));
-      batch->seconds = Clock::Real()->MonotonicSeconds() - start;
-      TERRACE_RETURN_IF_ERROR(staged_.Send(batch));
-    }
-  }
-
-  Status Publish() {
-    while (true) {
-      TERRACE_ASSIGN_OR_RETURN(const std::optional<Batch*> received, staged_.Receive());
-      if (!received.has_value()) return OkStatus();
-      const double start = Clock::Real()->MonotonicSeconds();
-      TERRACE_RETURN_IF_ERROR(store_->Publish(std::move((*received)->staged)));
-      seconds_.push_back((*received)->seconds + Clock::Real()->MonotonicSeconds() - start);
-      TERRACE_RETURN_IF_ERROR(free_.Send(*received));
-    }
-  }
-
-  Store* const store_;
-  const std::uint8_t known_;
-  std::array<Batch, kBatches> batches_;
-  Channel<Batch*> free_{kBatches}, made_{1}, staged_{1};
-  std::vector<double> seconds_;  // The publisher's until Finish.
-  std::array<double, 2> cpu_ = {};
-  Mutex mu_;
-  Status failure_ TERRACE_GUARDED_BY(mu_);
-  Thread stager_, publisher_;
-};
-
 class Bench {
  public:
   Bench(FileSystem* fs, const Settings& settings)
@@ -257,7 +148,8 @@ class Bench {
   // What reads cost now, on the store's own files.
   Status MeasureReads();
   void DrawKeys(std::uint64_t n);
-  void FindPlaces();  // Of the chosen rows.
+  void FindPlaces();                                         // Of the chosen rows.
+  std::vector<std::unique_ptr<BenchRows>> MakeRows() const;  // Of batches to be written.
   Status ReadOnce(std::uint64_t n, double* seconds, double* cpu);
 
   FileSystem* const fs_;
@@ -283,11 +175,20 @@ void Bench::FindPlaces() {
   }
 }
 
+std::vector<std::unique_ptr<BenchRows>> Bench::MakeRows() const {
+  std::vector<std::unique_ptr<BenchRows>> rows;
+  for (std::uint64_t i = 0; i < BenchWrites::kBatches; ++i) {
+    rows.push_back(
+        std::make_unique<BenchRows>(settings_.keys, settings_.row_bytes, settings_.seed + 2 + i));
+  }
+  return rows;
+}
+
 Status Bench::Load() {
   const Clock* clock = Clock::Real();
   // With the time in which rows are made.
   const double begin_load = clock->MonotonicSeconds();
-  Writes writes(store_.get(), settings_, kNewKey);
+  BenchWrites writes(store_.get(), MakeRows(), kNewKey);
   for (std::uint64_t begin = 0; begin < settings_.keys; begin += settings_.load_batch) {
     TERRACE_RETURN_IF_ERROR(writes.Write([&](BenchRows* rows) {
       rows->ChooseRange(begin, std::min(settings_.load_batch, settings_.keys - begin));
@@ -402,7 +303,7 @@ Status Bench::MeasureUpdates(UpdateFigures* figures) {
   std::uint64_t generation = 1;
   // To the last moment, compaction's end included, and with the time in which rows are made.
   const double begin = clock->MonotonicSeconds();
-  Writes writes(store_.get(), settings_, kStoredKey);
+  BenchWrites writes(store_.get(), MakeRows(), kStoredKey);
   do {
     ++generation;
     TERRACE_RETURN_IF_ERROR(writes.Write([&](BenchRows* rows) {
