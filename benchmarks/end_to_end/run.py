@@ -309,7 +309,8 @@ def overlap(options):
                                 training={"batch": options.batch}, pipeline={"depth": depth})
                 with Watch(threads, trainer.folder) as watch:
                     runs.append(trainer.train(job, threads)[0])
-                runs[-1]["timeline"] = watch.seconds
+                # Up to the final checkpoint: the run's folder is removed afterwards.
+                runs[-1]["timeline"] = watch.seconds[:int(runs[-1]["seconds"])]
             walls[depth] = sorted(runs, key=lambda s: s["seconds"])[len(runs) // 2]
     finally:
         trainer.close()
@@ -322,9 +323,10 @@ def overlap(options):
            "longest_stage_seconds": bound_stage, "cpu_seconds_per_core": bound_cpu,
            "cpu_seconds_per_core_at_depth_2": walls[2]["cpu_seconds"] / threads, "ratio": ratio, "target": 1.10,
            "stages": stages, "timeline_depth_2": walls[2]["timeline"]}
+    own = walls[2]["seconds"] * threads / walls[2]["cpu_seconds"]
     print(f"depth 0: {row['wall_depth_0']:.2f} s, longest stage {longest} {bound_stage:.2f} s, CPU seconds / cores "
           f"{bound_cpu:.2f} s\ndepth 2: {row['wall_depth_2']:.2f} s (CPU seconds / cores {walls[2]['cpu_seconds'] / threads:.2f} s), "
-          f"ratio {ratio:.2f} (aim 1.10)")
+          f"ratio {ratio:.2f} (aim 1.10), {own:.2f} to its own CPU seconds / cores")
     print_timeline(row["timeline_depth_2"])
     return row
 

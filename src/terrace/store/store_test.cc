@@ -137,6 +137,38 @@ TEST(Store, CountsMistakenReads) {
 }
 
 // Rows of a file take 20 of the place's 32 bits; what is left numbers the files.
+// What a writer claims is trusted; what it wrote last is found all the same, also after an opening.
+TEST(Store, AKeyThatIsFalselySaidToBeNewKeepsItsNewestRow) {
+  MemoryFileSystem fs;
+  StoreHarness harness(&fs, std::uint64_t{1} << 30, StoreHarness::TinyOptions());
+  TERRACE_ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 40)));
+  const std::vector<Key> keys = harness.KeysFrom(10, 20);
+  const std::uint32_t row_bytes = StoreHarness::TinyOptions().row_bytes;
+  std::vector<std::vector<std::byte>> newest;
+  std::vector<const std::byte*> rows;
+  for (const Key key : keys) newest.push_back(TestRow(key, 99, row_bytes));
+  for (const auto& row : newest) rows.push_back(row.data());
+  TERRACE_ASSERT_OK(
+      harness.store()->Write(keys, rows, std::vector<std::uint8_t>(keys.size(), kNewKey)));
+  const auto expect_newest = [&](Store* store) {
+    std::vector<std::vector<std::byte>> read(keys.size(), std::vector<std::byte>(row_bytes));
+    std::vector<std::byte*> to;
+    for (auto& row : read) to.push_back(row.data());
+    std::vector<std::uint8_t> found(keys.size());
+    TERRACE_ASSERT_OK(store->Read(keys, to, found));
+    EXPECT_EQ(found, std::vector<std::uint8_t>(keys.size(), 1));
+    EXPECT_EQ(read, newest);
+  };
+  expect_newest(harness.store());
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 10)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(20, 36)));
+  EXPECT_DEATH((void)harness.store()->CompactNow(), "internal error");
+  TERRACE_ASSERT_OK(harness.Commit());
+  TERRACE_ASSERT_OK(harness.Reopen(harness.manifests().begin()->first));
+  expect_newest(harness.store());
+}
+
 TEST(Store, RefusesMoreFilesThanHavePlaces) {
   MemoryFileSystem fs;
   StoreOptions options = StoreHarness::TinyOptions();
