@@ -53,6 +53,7 @@ class GroupStore final : public Store {
                     const std::function<Status(const RowView&)>& visit) override;
   Status CompactNow() override;
   void SetKeepFree(std::uint64_t bytes) override { inner_->SetKeepFree(bytes); }
+  void OpenReserve() override { inner_->OpenReserve(); }
   Status MakeRoom(std::uint64_t bytes) override { return inner_->MakeRoom(bytes); }
   void SetHolder(RowHolder* /*holder*/) override {}
   void WantSweep() override {}

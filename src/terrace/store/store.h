@@ -274,9 +274,12 @@ class Store {
   // Runs compaction until none is due. For tests.
   virtual Status CompactNow() = 0;
 
-  // Bytes of the quota that Write leaves free from now on, for the last checkpoint and one
-  // compaction output; 0 while that checkpoint is being written. Thread-safe.
+  // Bytes of the quota that Write, and compaction that frees no file at once, leave free from now
+  // on, for the last checkpoint and one compaction output. Thread-safe.
   virtual void SetKeepFree(std::uint64_t bytes) = 0;
+  // Until the next SetKeepFree Write takes of them: the checkpoint that they are for is being
+  // written. Thread-safe.
+  virtual void OpenReserve() = 0;
 
   // Compacts what gives its space back at once, until the quota has so many bytes free or nothing
   // is left to compact. Blocks: on compaction. Thread-safe. Errors: of compaction, as

@@ -87,8 +87,10 @@ class StoreImpl final : public Store {
                     const std::function<Status(const RowView&)>& visit) override;
   Status CompactNow() override;
   void SetKeepFree(std::uint64_t bytes) override {
-    keep_free_.store(bytes, std::memory_order_relaxed);  // A number; orders nothing.
+    keep_free_.store(bytes, std::memory_order_relaxed);  // Numbers; they order nothing.
+    writes_keep_free_.store(bytes, std::memory_order_relaxed);
   }
+  void OpenReserve() override { writes_keep_free_.store(0, std::memory_order_relaxed); }
   Status MakeRoom(std::uint64_t bytes) override;
   void SetHolder(RowHolder* holder) override;
   void WantSweep() override;
@@ -376,7 +378,7 @@ class StoreImpl final : public Store {
 
   // Relaxed atomics: counters for stats(), and a flag whose effect may come a little later.
   std::atomic<bool> stopping_{false};
-  std::atomic<std::uint64_t> keep_free_{0};
+  std::atomic<std::uint64_t> keep_free_{0}, writes_keep_free_{0};
   std::atomic<std::uint64_t> disk_bytes_{0};
   std::atomic<std::uint64_t> read_bytes_{0}, write_bytes_{0}, read_requests_{0};
   std::atomic<std::uint64_t> rows_read_{0}, rows_written_{0}, rows_compacted_{0}, compactions_{0};

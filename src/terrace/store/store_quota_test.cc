@@ -106,9 +106,28 @@ TEST(StoreQuota, KeepFreeIsForTheLastCheckpoint) {
   TERRACE_ASSERT_OK(harness.Write(Range(0, 50)));
   harness.store()->SetKeepFree(5 * 4096);
   EXPECT_EQ(harness.Write(Range(50, 100)).code(), StatusCode::kIo);
-  harness.store()->SetKeepFree(0);
+  harness.store()->OpenReserve();
   TERRACE_ASSERT_OK(harness.Write(Range(50, 100)));
   TERRACE_ASSERT_OK(harness.Commit());
+  TERRACE_ASSERT_OK(harness.CheckAll());
+}
+
+TEST(StoreQuota, CompactionThatFreesNothingLeavesTheReserveToTheCheckpoint) {
+  MemoryFileSystem fs;
+  StoreHarness harness(&fs, 1 << 20, OneFileOptions());
+  DiskQuota* const quota = harness.quota();
+  TERRACE_ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Write(Range(0, 200)));
+  TERRACE_ASSERT_OK(harness.Commit());  // Keeps that file.
+  harness.store()->SetKeepFree(quota->limit() - quota->used());
+  harness.store()->OpenReserve();
+  TERRACE_ASSERT_OK(harness.Write(Range(0, 150)));
+  // The file is due now, and a write has what is due rewritten first.
+  TERRACE_ASSERT_OK(harness.Write(Range(200, 250)));
+  EXPECT_EQ(harness.store()->stats().compactions, 0u);
+  harness.store()->SetKeepFree(0);
+  TERRACE_ASSERT_OK(harness.store()->CompactNow());
+  EXPECT_GT(harness.store()->stats().compactions, 0u);
   TERRACE_ASSERT_OK(harness.CheckAll());
 }
 

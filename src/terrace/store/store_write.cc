@@ -241,7 +241,7 @@ Status StoreImpl::ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files)
           "choose larger files (ssd.file_size) or more shards (ssd.shards)",
           options_.directory, used_slots(), files, index_->max_slots()));
     }
-    const Status taken = TakeSpace(bytes, keep_free_.load(std::memory_order_relaxed));
+    const Status taken = TakeSpace(bytes, writes_keep_free_.load(std::memory_order_relaxed));
     if (!taken.ok()) ReleaseSlots(files);
     return taken;
   };

@@ -232,6 +232,10 @@ void RunStores::SetKeepFree(std::uint64_t bytes) {
   for (Entry& entry : stores_) entry.store->SetKeepFree(bytes);
 }
 
+void RunStores::OpenReserve() {
+  for (Entry& entry : stores_) entry.store->OpenReserve();
+}
+
 Status RunStores::MakeRoom(std::uint64_t bytes) {
   for (Entry& entry : stores_) TERRACE_RETURN_IF_ERROR(entry.store->MakeRoom(bytes));
   return OkStatus();

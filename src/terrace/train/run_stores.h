@@ -53,6 +53,7 @@ class RunStores {
   Result<std::vector<Checkpoint::StoreManifest>> Commit(std::uint64_t id);
   Status Drop(std::uint64_t id);
   void SetKeepFree(std::uint64_t bytes);
+  void OpenReserve();
   Status MakeRoom(std::uint64_t bytes);
   void WantSweep(std::size_t table);
   StoreStats stats() const;  // Sums.

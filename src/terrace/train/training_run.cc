@@ -143,11 +143,13 @@ std::uint64_t TrainingRun::FilterFilesBytes() const {
 }
 
 Status TrainingRun::ReserveForLastCheckpoint() {
-  // A mini-batch changes little: the sums are made anew every few of them.
-  if (steps_ % 16 != 0) return OkStatus();
+  // Where there is room for several checkpoints, the sums are made anew every few mini-batches:
+  // what these change is less.
+  if (quota_has_room_ && steps_ % 16 != 0) return OkStatus();
   const std::uint64_t needed = CheckpointBytes() + job_.ssd.file_bytes;
   stores_->SetKeepFree(needed);
-  if (quota_->HasFree(needed)) return OkStatus();
+  quota_has_room_ = quota_->HasFree(4 * needed);
+  if (quota_has_room_ || quota_->HasFree(needed)) return OkStatus();
   // In the order of a write under pressure: what compaction frees, then old checkpoints.
   do {
     TERRACE_RETURN_IF_ERROR(stores_->MakeRoom(needed));
@@ -325,7 +327,6 @@ Status TrainingRun::AfterFailure(const Status& failure) {
     return (later ? CorruptionError(failure.message()) : failure)
         .WithContext(fmt::format("training stopped at example {}", cursor_.examples));
   }
-  stores_->SetKeepFree(0);
   const Status checkpoint = TakeCheckpoint(false);
   if (checkpoint.ok()) {
     LogText(LogLevel::kInfo,
@@ -385,7 +386,7 @@ Status TrainingRun::Validate() {
 
 Status TrainingRun::TakeCheckpoint(bool finished) {
   SyncPoint::Hit("checkpoint.before_flush");
-  stores_->SetKeepFree(0);  // This is the checkpoint that the reserve is for.
+  stores_->OpenReserve();  // This is the checkpoint that it is for.
   const std::uint64_t id = last_checkpoint_ + 1;
   for (RowCache* cache : cache_pointers_) TERRACE_RETURN_IF_ERROR(cache->FlushDirty());
   Checkpoint checkpoint;

@@ -187,6 +187,7 @@ class TrainingRun {
   std::uint64_t last_progress_examples_ = 0;
   std::uint64_t last_progress_read_ = 0, last_progress_write_ = 0;
   std::uint64_t minibatches_since_start_ = 0;
+  bool quota_has_room_ = false;  // For several checkpoints, when it was last looked at.
 
   // Stage 2's.
   std::uint64_t planned_index_bytes_ = 0;  // What the caches leave free for the index.

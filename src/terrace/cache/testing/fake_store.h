@@ -35,6 +35,7 @@ class FakeStore final : public Store {
                     const std::function<Status(const RowView&)>& visit) override;
   Status CompactNow() override;
   void SetKeepFree(std::uint64_t /*bytes*/) override {}
+  void OpenReserve() override {}
   Status MakeRoom(std::uint64_t /*bytes*/) override { return OkStatus(); }
   void SetHolder(RowHolder* /*holder*/) override {}  // Nothing expires in it.
   void WantSweep() override {}
