@@ -42,7 +42,7 @@ class TerraceSystem final : public StoreSystem {
     sources_.resize(keys.size());
     for (std::size_t i = 0; i < keys.size(); ++i) sources_[i] = rows.data() + i * row_bytes_;
     // As the cache knows it of each row that it read, or made.
-    stored_.assign(keys.size(), fresh ? 0 : 1);
+    stored_.assign(keys.size(), fresh ? kNewKey : kStoredKey);
     TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<StagedRows> staged,
                              store_->Stage(keys, sources_, stored_));
     TERRACE_RETURN_IF_ERROR(AwaitPublisher());
