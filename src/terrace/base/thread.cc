@@ -50,10 +50,11 @@ Thread::~Thread() { TERRACE_CHECK(!thread_.joinable()); }
 void Thread::Join() { thread_.join(); }
 
 double Thread::cpu_seconds() const {
+  if (!thread_.joinable()) return 0;
   clockid_t clock = 0;
-  // The handle of a thread that was never started is of no use to the call.
-  auto handle = const_cast<std::thread&>(thread_).native_handle();
-  if (!thread_.joinable() || pthread_getcpuclockid(handle, &clock) != 0) return 0;
+  // That it is not const says nothing: it gives a number.
+  const auto handle = const_cast<std::thread&>(thread_).native_handle();
+  if (pthread_getcpuclockid(handle, &clock) != 0) return 0;
   timespec time{};
   if (clock_gettime(clock, &time) != 0) return 0;
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;

@@ -136,7 +136,6 @@ TEST(Store, CountsMistakenReads) {
   EXPECT_EQ(harness.store()->stats().mistaken_reads, 3u);
 }
 
-// Rows of a file take 20 of the place's 32 bits; what is left numbers the files.
 // What a writer claims is trusted; what it wrote last is found all the same, also after an opening.
 TEST(Store, AKeyThatIsFalselySaidToBeNewKeepsItsNewestRow) {
   MemoryFileSystem fs;
@@ -169,6 +168,7 @@ TEST(Store, AKeyThatIsFalselySaidToBeNewKeepsItsNewestRow) {
   expect_newest(harness.store());
 }
 
+// Rows of a file take 20 of the place's 32 bits; what is left numbers the files.
 TEST(Store, RefusesMoreFilesThanHavePlaces) {
   MemoryFileSystem fs;
   StoreOptions options = StoreHarness::TinyOptions();
