@@ -106,8 +106,9 @@ class ReadQueue {
 
 struct ReadQueueOptions {
   std::string backend = "auto";  // auto | io_uring | threads
-  // Requests in flight: a disk's whole queue, so that a thread that comes late finds it busy.
-  int depth = 256;
+  // Requests in flight: just below the 128 that a virtio disk's queue takes. What is more waits in
+  // the kernel's scheduler, whose thread then takes the cores of the training to hand it on.
+  int depth = 126;
   int threads = 4;  // Of the pool.
   // Memory that most reads go to, borrowed while the queue lives: io_uring keeps it mapped, which
   // saves its share of each read, where the kernel allows (ulimit -l). Others may be read to too.

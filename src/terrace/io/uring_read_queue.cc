@@ -250,10 +250,11 @@ Status UringReadQueue::Wait() {
   while (open_ && group.unfinished > 0) {
     Fill();
     if (group.unfinished == 0) break;
-    // Several at a time, so that a fast disk does not wake this thread for each of them.
+    // Some at a time, so that a fast disk does not wake this thread for each of them, and few, so
+    // that its queue stays full.
     const std::size_t on_their_way = in_flight_ + staged_.size();
     const std::size_t wait_for =
-        std::min({group.unfinished, on_their_way, std::max<std::size_t>(1, depth_ / 4)});
+        std::min({group.unfinished, on_their_way, std::max<std::size_t>(1, depth_ / 32)});
     if (!Submit(static_cast<unsigned>(wait_for))) break;
     Reap();
   }
