@@ -295,40 +295,43 @@ def print_point(row):
 # --- overlap --------------------------------------------------------------------------------------
 
 def overlap(options):
-    """wall(depth 2) / max(longest stage, CPU seconds / cores), both of the same job at depth 0."""
+    """wall(depth 2) / max(longest stage, CPU seconds / cores), both of the same job at depth 0. The machine is shared and
+    its rates drift: a depth 0 and a depth 2 take turns, and each turn has its ratio."""
     trainer = Trainer(options)
-    threads = options.threads[-1]
-    hidden = [int(h) for h in options.hidden[0].split(",")]
     print(f"machine: {machine()}")
     try:
-        walls = {}
-        for depth in (0, 2):
-            runs = []
-            for _ in range(options.repeats):
-                job = synthetic(options.rows, options.cardinality, options.dims[0], hidden, 2048, threads, options.budget,
-                                training={"batch": options.batch}, pipeline={"depth": depth})
-                with Watch(threads, trainer.folder) as watch:
-                    runs.append(trainer.train(job, threads)[0])
-                # Up to the final checkpoint: the run's folder is removed afterwards.
-                runs[-1]["timeline"] = watch.seconds[:int(runs[-1]["seconds"])]
-            walls[depth] = sorted(runs, key=lambda s: s["seconds"])[len(runs) // 2]
+        turns = [overlap_turn(options, trainer) for _ in range(options.repeats)]
     finally:
         trainer.close()
-    stages = walls[0]["stages"]
+    ratios, own = (sorted(turn[name] for turn in turns) for name in ("ratio", "ratio_to_own_cpu"))
+    print(f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f}..{ratios[-1]:.2f}; aim 1.10), to depth 2's own CPU seconds / "
+          f"cores {statistics.median(own):.2f} ({own[0]:.2f}..{own[-1]:.2f})")
+    print_timeline(sorted(turns, key=lambda turn: turn["ratio"])[len(turns) // 2]["timeline_depth_2"])
+    return {"ratio": statistics.median(ratios), "target": 1.10, "turns": turns}
+
+
+def overlap_turn(options, trainer):
+    threads = options.threads[-1]
+    hidden = [int(h) for h in options.hidden[0].split(",")]
+    runs = {}
+    for depth in (0, 2):
+        job = synthetic(options.rows, options.cardinality, options.dims[0], hidden, 2048, threads, options.budget,
+                        training={"batch": options.batch}, pipeline={"depth": depth})
+        with Watch(threads, trainer.folder) as watch:
+            runs[depth] = trainer.train(job, threads)[0]
+        # Up to the final checkpoint: the run's folder is removed afterwards.
+        runs[depth]["timeline"] = watch.seconds[:int(runs[depth]["seconds"])]
+    stages = runs[0]["stages"]
     longest = max(stages, key=lambda name: stages[name]["busy_seconds"])
     bound_stage = stages[longest]["busy_seconds"]
-    bound_cpu = walls[0]["cpu_seconds"] / threads
-    ratio = walls[2]["seconds"] / max(bound_stage, bound_cpu)
-    row = {"wall_depth_0": walls[0]["seconds"], "wall_depth_2": walls[2]["seconds"], "longest_stage": longest,
-           "longest_stage_seconds": bound_stage, "cpu_seconds_per_core": bound_cpu,
-           "cpu_seconds_per_core_at_depth_2": walls[2]["cpu_seconds"] / threads, "ratio": ratio, "target": 1.10,
-           "stages": stages, "timeline_depth_2": walls[2]["timeline"]}
-    own = walls[2]["seconds"] * threads / walls[2]["cpu_seconds"]
-    print(f"depth 0: {row['wall_depth_0']:.2f} s, longest stage {longest} {bound_stage:.2f} s, CPU seconds / cores "
-          f"{bound_cpu:.2f} s\ndepth 2: {row['wall_depth_2']:.2f} s (CPU seconds / cores {walls[2]['cpu_seconds'] / threads:.2f} s), "
-          f"ratio {ratio:.2f} (aim 1.10), {own:.2f} to its own CPU seconds / cores")
-    print_timeline(row["timeline_depth_2"])
-    return row
+    bound_cpu, own_cpu = (runs[depth]["cpu_seconds"] / threads for depth in (0, 2))
+    turn = {"wall_depth_0": runs[0]["seconds"], "wall_depth_2": runs[2]["seconds"], "longest_stage": longest,
+            "longest_stage_seconds": bound_stage, "cpu_seconds_per_core": bound_cpu, "cpu_seconds_per_core_at_depth_2": own_cpu,
+            "ratio": runs[2]["seconds"] / max(bound_stage, bound_cpu), "ratio_to_own_cpu": runs[2]["seconds"] / own_cpu,
+            "stages": stages, "timeline_depth_2": runs[2]["timeline"]}
+    print(f"depth 0: {turn['wall_depth_0']:.2f} s, longest stage {longest} {bound_stage:.2f} s, CPU seconds / cores {bound_cpu:.2f} s; "
+          f"depth 2: {turn['wall_depth_2']:.2f} s (CPU seconds / cores {own_cpu:.2f} s); ratio {turn['ratio']:.2f}", flush=True)
+    return turn
 
 
 def print_timeline(seconds):

@@ -189,7 +189,7 @@ class RowProductsTest : public testing::Test {
     rates.dense = 0.1f;
     Trained trained;
     for (std::uint32_t m = 0; m < item->minibatches; ++m) {
-      auto predictions = executor->Train(*item, m, rates, m * kMinibatch,
+      auto predictions = executor->Train(item.get(), m, rates, m * kMinibatch,
                                          [](std::uint32_t) { return std::string("clicks.tsv"); });
       TERRACE_CHECK(predictions.ok());
       for (const SlicePrediction& slice : *predictions) {
@@ -338,7 +338,7 @@ TEST_F(RowProductsTest, AGradientBeyondTheLimitNamesAnExampleThatHoldsItsRow) {
   const auto before = rows_;
   const StepRates rates = {{{0.1f}, {0.1f}}, 0.01f};
   auto predictions =
-      executor->Train(*item, 0, rates, 0, [](std::uint32_t) { return std::string("clicks.tsv"); });
+      executor->Train(item.get(), 0, rates, 0, [](std::uint32_t) { return std::string("clicks.tsv"); });
   ASSERT_FALSE(predictions.ok());
   const std::string& message = predictions.status().message();
   EXPECT_NE(message.find("gradient of an embedding"), std::string::npos) << message;

@@ -1,9 +1,11 @@
 #include "terrace/pipeline/stages.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "terrace/base/check.h"
+#include "terrace/base/clock.h"
 
 namespace terrace {
 
@@ -56,7 +58,35 @@ PullStage::PullStage(Options options, std::vector<RowCache*> caches)
       caches_(std::move(caches)),
       limiter_(options_.max_sets),
       planner_(options_.slots, caches_.size(), options_.minibatch, options_.max_set_bytes),
-      admission_(options_.admission) {}
+      admission_(options_.admission),
+      released_(std::max<std::size_t>(1, options_.max_sets)) {
+  if (options_.max_sets > 0) {
+    release_thread_ = Thread("release", ThreadPriority::kYielding, [this] { ReleaseLoop(); });
+  }
+}
+
+PullStage::~PullStage() {
+  released_.Close();
+  if (release_thread_.joinable()) release_thread_.Join();
+}
+
+void PullStage::Recycle(std::unique_ptr<WorkItem> item) {
+  if (!release_thread_.joinable()) {
+    planner_.Recycle(std::move(item));
+    return;
+  }
+  // There is room: no more sets are alive. Nobody aborts this channel.
+  TERRACE_CHECK(released_.Send(std::move(item)).ok());
+}
+
+void PullStage::ReleaseLoop() {
+  while (true) {
+    Result<std::optional<std::unique_ptr<WorkItem>>> item = released_.Receive();
+    if (!item.ok() || !item->has_value()) return;
+    planner_.Recycle(std::move(**item));
+    release_cpu_seconds_.store(ThreadCpuSeconds(), std::memory_order_relaxed);
+  }
+}
 
 Result<std::unique_ptr<WorkItem>> PullStage::Plan(const std::shared_ptr<const Batch>& batch,
                                                   std::uint32_t first_example,
@@ -112,6 +142,17 @@ Status PullStage::Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool
   return OkStatus();
 }
 
+Status PullStage::AfterInput() {
+  if (!options_.after_last_pull) return OkStatus();
+  while (true) {
+    const std::uint32_t alive = limiter_.alive();
+    TERRACE_RETURN_IF_ERROR(options_.after_last_pull());
+    if (alive == 0) return OkStatus();
+    TERRACE_ASSIGN_OR_RETURN(const std::uint32_t left, limiter_.AwaitFewer(alive));
+    if (left == 0) return OkStatus();
+  }
+}
+
 void PullStage::Cancel(const Status& cause) {
   limiter_.Cancel(cause);
   for (RowCache* cache : caches_) cache->Abort(cause);
@@ -130,30 +171,17 @@ Status HostStage::Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool
 }
 
 Status TrainStage::Process(std::unique_ptr<WorkItem> item, const Emit& /*emit*/, bool* /*done*/) {
-  Status status;
-  std::uint32_t trained = 0;
-  while (status.ok() && trained < item->minibatches) {
+  for (std::uint32_t m = 0; m < std::max(item->minibatches, 1u); ++m) {
     // Relaxed: a mini-batch more or less before the stop does not matter.
-    if (cancelled_.load(std::memory_order_relaxed)) status = AbortedError("another stage failed");
-    if (status.ok()) status = train_(item.get(), trained);
-    if (status.ok()) ++trained;
+    if (cancelled_.load(std::memory_order_relaxed)) return AbortedError("another stage failed");
+    TERRACE_RETURN_IF_ERROR(train_(item.get(), m));
   }
-  if (item->minibatches == 0) status = train_(item.get(), 0);
-  MarkTrained(item.get(), trained);
-  if (status.ok() && recycle_) recycle_(std::move(item));
-  return status;
+  if (recycle_) recycle_(std::move(item));
+  return OkStatus();
 }
 
 void TrainStage::Cancel(const Status& /*cause*/) {
   cancelled_.store(true, std::memory_order_relaxed);
-}
-
-void MarkTrained(WorkItem* item, std::uint32_t trained) {
-  TERRACE_CHECK(trained <= item->minibatches);
-  if (trained == 0) return;
-  for (TableWork& table : item->tables) {
-    table.pinned.MarkDirty(0, table.key_end[trained - 1]);
-  }
 }
 
 }  // namespace terrace

@@ -11,7 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "terrace/base/channel.h"
 #include "terrace/base/mutex.h"
+#include "terrace/base/thread.h"
 #include "terrace/cache/row_cache.h"
 #include "terrace/data/example_source.h"
 #include "terrace/pipeline/admission.h"
@@ -65,19 +67,25 @@ class PullStage final : public Stage {
     // Called before each plan; lets the owner shrink caches for an index that has grown. True: the
     // next set will wait until no other is pinned. An error stops the run.
     std::function<Result<bool>()> before_pull;
-    // Called once the last set is planned and on its way, unless the stages run one after another.
+    // Called once the last set is planned and on its way, and with max_sets again after each set
+    // that goes, while others are alive; not when the stages run one after another.
     std::function<Status()> after_last_pull;
   };
   // caches: by table.
   PullStage(Options options, std::vector<RowCache*> caches);
+  ~PullStage() override;  // Once all that was taken back is released.
   const std::string& name() const override { return name_; }
   Status Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* done) override;
-  Status AfterInput() override {
-    return options_.after_last_pull ? options_.after_last_pull() : OkStatus();
-  }
+  Status AfterInput() override;
   void Cancel(const Status& cause) override;
-  // Takes back an item whose work is done, for its memory. Any thread.
-  void Recycle(std::unique_ptr<WorkItem> item) { planner_.Recycle(std::move(item)); }
+  // Takes back an item whose work is done: releases its rows, and keeps its memory for another.
+  // With max_sets a thread beside does it, since the rows' entries lie all over the cache. Any
+  // thread.
+  void Recycle(std::unique_ptr<WorkItem> item);
+  // CPU time of that thread. Any thread.
+  double release_cpu_seconds() const {
+    return release_cpu_seconds_.load(std::memory_order_relaxed);
+  }
   std::uint64_t MemoryBytes() const {
     return planner_bytes_.load(std::memory_order_relaxed);
   }  // A gauge.
@@ -90,6 +98,7 @@ class PullStage final : public Stage {
   Result<std::unique_ptr<WorkItem>> Plan(const std::shared_ptr<const Batch>& batch,
                                          std::uint32_t first_example,
                                          std::uint32_t first_minibatch);
+  void ReleaseLoop();
 
   const std::string name_ = "pull";
   const Options options_;
@@ -99,6 +108,9 @@ class PullStage final : public Stage {
   Admission admission_;
   std::uint32_t max_minibatches_ = kFirstMinibatches;  // Of the next set.
   std::atomic<std::uint64_t> planner_bytes_{0};
+  Channel<std::unique_ptr<WorkItem>> released_;
+  std::atomic<double> release_cpu_seconds_{0};
+  Thread release_thread_;  // With max_sets.
 };
 
 // Stage 3 on a CPU job: rows are used where they are; each mini-batch learns where that is.
@@ -111,8 +123,9 @@ class HostStage final : public Stage {
   const std::string name_ = "stage";
 };
 
-// Stage 4: hands each mini-batch in order to `train`, then releases the rows. An error of `train`
-// ends the run; the mini-batches before it stay trained, and their rows are marked dirty.
+// Stage 4: hands each mini-batch in order to `train`, which marks the rows that it changes dirty,
+// then releases the rows. An error of `train` ends the run; the mini-batches before it stay
+// trained.
 class TrainStage final : public Stage {
  public:
   using Train = std::function<Status(WorkItem* item, std::uint32_t minibatch)>;
@@ -136,9 +149,5 @@ class TrainStage final : public Stage {
   const std::function<bool()> wants_to_stop_;
   std::atomic<bool> cancelled_{false};
 };
-
-// Marks the rows of mini-batches [0, trained) of the item dirty: what a checkpoint in the midst of
-// an item needs.
-void MarkTrained(WorkItem* item, std::uint32_t trained);
 
 }  // namespace terrace

@@ -331,8 +331,9 @@ Result<std::span<const SlicePrediction>> StepExecutor::Predict(const WorkItem& i
 }
 
 Result<std::span<const SlicePrediction>> StepExecutor::Train(
-    const WorkItem& item, std::uint32_t m, const StepRates& rates, std::uint64_t examples_seen,
+    WorkItem* work, std::uint32_t m, const StepRates& rates, std::uint64_t examples_seen,
     const std::function<std::string(std::uint32_t)>& file_name) {
+  const WorkItem& item = *work;
   Prepare(item, m);
   RenewRows(item, m, examples_seen);
   MultiplyRows(item, m);
@@ -367,7 +368,9 @@ Result<std::span<const SlicePrediction>> StepExecutor::Train(
     network_->ApplyGradients(dense, part, parts);
     ApplyRows(item, m, part, rates,
               examples_seen + (item.MinibatchEnd(m) - item.MinibatchBegin(m)));
+    MarkRows(work, m, part);
   });
+  for (TableWork& table : work->tables) table.marked = table.key_end[m];
   network_->Advance();
   steps_by_rows_ += by_rows_ ? 1 : 0;
   return Predictions(item, m);
@@ -476,6 +479,15 @@ void StepExecutor::ApplyRows(const WorkItem& item, std::uint32_t m, int part,
       }
       Apply(*tables_[t].schema, step, placed, slice->gradient_sum.data(), slice->deltas.data());
     }
+  }
+}
+
+void StepExecutor::MarkRows(WorkItem* item, std::uint32_t m, int part) const {
+  for (TableWork& table : item->tables) {
+    if (table.pinned.size() == 0) continue;
+    const std::uint32_t rows = table.key_end[m] - table.marked;
+    table.pinned.MarkDirty(table.marked + SliceBegin(rows, part),
+                           table.marked + SliceBegin(rows, part + 1));
   }
 }
 

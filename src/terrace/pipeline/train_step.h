@@ -50,12 +50,13 @@ class StepExecutor {
                                                       WorkerGroup* workers);
   ~StepExecutor();
 
-  // Predicts mini-batch m, then trains on it: rows, dense parameters and statistics change.
+  // Predicts mini-batch m, then trains on it: rows, dense parameters and statistics change, and
+  // rows that a cache holds are marked dirty.
   // examples_seen: trained before this step, of the whole run. A loss or gradient that is NaN,
   // infinite or beyond 1e30: kInternal, naming files, lines and keys; nothing was applied.
   // file_name: of an origin_file number, for that message.
   Result<std::span<const SlicePrediction>> Train(
-      const WorkItem& item, std::uint32_t m, const StepRates& rates, std::uint64_t examples_seen,
+      WorkItem* item, std::uint32_t m, const StepRates& rates, std::uint64_t examples_seen,
       const std::function<std::string(std::uint32_t)>& file_name);
   // Predicts only. Rows that `places` has as nullptr read as zeros.
   Result<std::span<const SlicePrediction>> Predict(const WorkItem& item, std::uint32_t m);
@@ -101,6 +102,8 @@ class StepExecutor {
   std::span<const SlicePrediction> Predictions(const WorkItem& item, std::uint32_t m);
   void ApplyRows(const WorkItem& item, std::uint32_t m, int part, const StepRates& rates,
                  std::uint64_t examples_seen);
+  // Marks the working rows that no mini-batch before m has marked.
+  void MarkRows(WorkItem* item, std::uint32_t m, int part) const;
   Status FirstError() const;
   // known: an example that is to blame, where the block's gradients do not show it.
   Status BadGradient(const WorkItem& item, std::uint32_t m,

@@ -99,7 +99,7 @@ TEST_F(StepTest, TrainsRowsParametersAndStatistics) {
   auto item = Plan(batch);
   const std::vector<std::byte> before = rows_;
   const std::vector<float> dense_before = network.Save().buffers[0];
-  auto predictions = executor->Train(*item, 0, rates_, 1000, FileName);
+  auto predictions = executor->Train(item.get(), 0, rates_, 1000, FileName);
   ASSERT_TRUE(predictions.ok()) << predictions.status().ToString();
   EXPECT_NE(rows_, before);
   EXPECT_NE(network.Save().buffers[0], dense_before);
@@ -134,7 +134,7 @@ TEST_F(StepTest, SlicesPredictAndTeachRowsWhatOneSliceDoes) {
       for (const SlicePrediction& slice : *predictions) {
         logits.insert(logits.end(), slice.logit, slice.logit + slice.examples);
       }
-      ASSERT_TRUE(executor->Train(*item, 0, rates_, 1000, FileName).ok());
+      ASSERT_TRUE(executor->Train(item.get(), 0, rates_, 1000, FileName).ok());
       if (threads == 1) {
         EXPECT_EQ(logits.size(), batch->examples);
         reference = logits;
@@ -158,7 +158,7 @@ TEST_F(StepTest, ANaNStopsBeforeAnythingIsAppliedAndSaysWhere) {
     const auto batch = MakeBatch();
     auto item = Plan(batch);
     const std::vector<std::byte> before = rows_;
-    auto predictions = executor->Train(*item, 0, rates_, 1000, FileName);
+    auto predictions = executor->Train(item.get(), 0, rates_, 1000, FileName);
     ASSERT_FALSE(predictions.ok());
     EXPECT_EQ(predictions.status().code(), StatusCode::kInternal);
     const std::string& message = predictions.status().message();

@@ -126,7 +126,7 @@ Outcome Train(const Setting& setting) {
   TrainStage train(
       [&](WorkItem* item, std::uint32_t m) -> Status {
         if (item->minibatches == 0) return OkStatus();
-        auto predictions = (*executor)->Train(*item, m, rates, seen,
+        auto predictions = (*executor)->Train(item, m, rates, seen,
                                               [](std::uint32_t) { return std::string("log"); });
         TERRACE_RETURN_IF_ERROR(predictions.status());
         for (const SlicePrediction& slice : *predictions) outcome.loss += slice.logloss_sum;

@@ -28,10 +28,22 @@ std::uint64_t WorkItem::UsedBytes() const {
 
 Result<SetLimiter::Token> SetLimiter::Take() {
   MutexLock lock(&mu_);
-  while (free_ == 0 && cancelled_.ok()) released_.Wait(&mu_);
+  while (alive_ == limit_ && cancelled_.ok()) released_.Wait(&mu_);
   TERRACE_RETURN_IF_ERROR(cancelled_);
-  --free_;
+  ++alive_;
   return Token(this);
+}
+
+std::uint32_t SetLimiter::alive() const {
+  MutexLock lock(&mu_);
+  return alive_;
+}
+
+Result<std::uint32_t> SetLimiter::AwaitFewer(std::uint32_t many) {
+  MutexLock lock(&mu_);
+  while (alive_ >= many && cancelled_.ok()) released_.Wait(&mu_);
+  TERRACE_RETURN_IF_ERROR(cancelled_);
+  return alive_;
 }
 
 void SetLimiter::Cancel(const Status& cause) {
@@ -42,7 +54,7 @@ void SetLimiter::Cancel(const Status& cause) {
 
 void SetLimiter::Release() {
   MutexLock lock(&mu_);
-  ++free_;
+  --alive_;
   released_.NotifyOne();
 }
 
@@ -65,6 +77,7 @@ void WorkItem::Clear() {
     table.unadmitted_shows.clear();
     table.unadmitted_end.clear();
     table.places.clear();
+    table.marked = 0;
   }
   minibatch_size = first_example = end_example = first_minibatch = minibatches = 0;
   last_of_batch = false;

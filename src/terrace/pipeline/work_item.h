@@ -50,6 +50,8 @@ struct TableWork {
 
   // By stage 2.
   PinnedRows pinned;
+  // By stage 4: working rows [0, marked) are marked dirty. 0 again once the cache was flushed.
+  std::uint32_t marked = 0;
   // By stage 3: where each local row of each mini-batch lies, on the device that trains it; null:
   // it has no working row. Laid out like `rows`.
   RawVector<std::byte*> places;
@@ -82,17 +84,21 @@ class SetLimiter {
     SetLimiter* limiter_ = nullptr;
   };
 
-  explicit SetLimiter(std::uint32_t limit) : free_(limit) {}
+  explicit SetLimiter(std::uint32_t limit) : limit_(limit) {}
   // Blocks: until fewer than the limit are alive. After Cancel: its cause.
   Result<Token> Take() TERRACE_EXCLUDES(mu_);
+  std::uint32_t alive() const TERRACE_EXCLUDES(mu_);
+  // Blocks: until fewer than `many` are alive. Returns how many. After Cancel: its cause.
+  Result<std::uint32_t> AwaitFewer(std::uint32_t many) TERRACE_EXCLUDES(mu_);
   void Cancel(const Status& cause) TERRACE_EXCLUDES(mu_);
 
  private:
   void Release() TERRACE_EXCLUDES(mu_);
 
-  Mutex mu_;
+  const std::uint32_t limit_;
+  mutable Mutex mu_;
   CondVar released_;
-  std::uint32_t free_ TERRACE_GUARDED_BY(mu_);
+  std::uint32_t alive_ TERRACE_GUARDED_BY(mu_) = 0;
   Status cancelled_ TERRACE_GUARDED_BY(mu_);
 };
 

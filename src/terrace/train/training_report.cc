@@ -49,6 +49,7 @@ PipelineTimes TrainingRun::Times() const {
   times.write_back.busy_seconds = caches.write_busy_seconds;
   times.write_back.waited_for_input_seconds = caches.write_wait_seconds;
   times.write_back.cpu_seconds = caches.write_cpu_seconds;
+  if (pull_ != nullptr) times.write_back.cpu_seconds += pull_->release_cpu_seconds();
   return times;
 }
 

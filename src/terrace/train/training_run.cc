@@ -38,11 +38,7 @@ Status TrainingRun::TrainMinibatch(WorkItem* item, std::uint32_t m) {
         batch.cursors[std::min<std::size_t>(item->first_minibatch + m, batch.cursors.size() - 1)];
   }
   SetTrainedPosition();
-  const Status status = AfterMinibatch(item, m, before, batch_ends && batch.ends_epoch);
-  // The mini-batch is trained whatever failed after it: a checkpoint that is taken now has to hold
-  // it.
-  if (!status.ok()) MarkTrained(item, std::min(m + 1, item->minibatches));
-  return status;
+  return AfterMinibatch(item, before, batch_ends && batch.ends_epoch);
 }
 
 void TrainingRun::SetTrainedPosition() {
@@ -51,21 +47,20 @@ void TrainingRun::SetTrainedPosition() {
   }
 }
 
-Status TrainingRun::AfterMinibatch(WorkItem* item, std::uint32_t m, std::uint64_t before,
-                                   bool epoch_ends) {
+Status TrainingRun::AfterMinibatch(WorkItem* item, std::uint64_t before, bool epoch_ends) {
   const std::uint64_t now = cursor_.examples;
   reached_max_examples_ = job_.training.max_examples > 0 && now >= job_.training.max_examples;
   if (Passed(before, now, metrics_every_)) TERRACE_RETURN_IF_ERROR(WriteInterval());
   if (job_.has_validation && (epoch_ends || reached_max_examples_ ||
                               Passed(before, now, job_.validation.every_examples))) {
-    MarkTrained(item, std::min(m + 1, item->minibatches));
     const Status status = Validate();
     if (!status.ok() && Signalled()) interrupted_ = true;
     TERRACE_RETURN_IF_ERROR(status);
   }
   if (Passed(before, now, job_.checkpoint.every_batches * job_.training.batch)) {
-    MarkTrained(item, std::min(m + 1, item->minibatches));
     TERRACE_RETURN_IF_ERROR(TakeCheckpoint(false));
+    // Its rows are clean now, and the mini-batches that follow change some of them again.
+    for (TableWork& table : item->tables) table.marked = 0;
   }
   ShowProgress();
   SyncPoint::Hit("train.after_minibatch");
@@ -84,7 +79,7 @@ Status TrainingRun::Step(WorkItem* item, std::uint32_t m) {
     return file < source_->files().size() ? source_->files()[file].path : std::string("synthetic");
   };
   TERRACE_ASSIGN_OR_RETURN(std::span<const SlicePrediction> predictions,
-                           model_.executor->Train(*item, m, rates_, cursor_.examples, file_name));
+                           model_.executor->Train(item, m, rates_, cursor_.examples, file_name));
   AddPredictions(predictions, &progressive_);
   AddPredictions(predictions, &window_);
   for (std::size_t t = 0; t < filters_.size(); ++t) {
@@ -267,7 +262,7 @@ Result<TrainOutcome> TrainingRun::Run() {
   for (const auto& filter : planned_filters_) options.admission.push_back(filter.get());
   options.before_pull = [this] { return BeforePull(); };
   options.after_last_pull = [this] { return WriteAheadOfEnd(); };
-  PullStage pull(options, cache_pointers_);
+  pull_ = std::make_unique<PullStage>(options, cache_pointers_);
   HostStage stage;
   TrainStage train(
       [this](WorkItem* item, std::uint32_t m) {
@@ -275,7 +270,7 @@ Result<TrainOutcome> TrainingRun::Run() {
         if (item->first_minibatch + m == 0 && minibatches_since_start_ > 1) AdaptChannels();
         return status;
       },
-      [&pull](std::unique_ptr<WorkItem> item) { pull.Recycle(std::move(item)); },
+      [this](std::unique_ptr<WorkItem> item) { pull_->Recycle(std::move(item)); },
       [this] {
         interrupted_ = interrupted_ || Signalled();
         return interrupted_;
@@ -289,7 +284,7 @@ Result<TrainOutcome> TrainingRun::Run() {
     if (!status.ok() && Signalled()) interrupted_ = true;
   }
   if (status.ok() && !all_done) {
-    Pipeline pipeline({&read, &pull, &stage, &train}, capacities_, clock_,
+    Pipeline pipeline({&read, pull_.get(), &stage, &train}, capacities_, clock_,
                       {binding_.reading, binding_.pulling, binding_.pulling, binding_.training});
     pipeline_ = &pipeline;
     status = pipeline.Run();

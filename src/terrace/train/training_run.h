@@ -72,7 +72,7 @@ class TrainingRun {
   void SetTrainedPosition();
   // What is due at the boundary after it: metrics, validation, checkpoint, stop. before: examples
   // before it.
-  Status AfterMinibatch(WorkItem* item, std::uint32_t m, std::uint64_t before, bool epoch_ends);
+  Status AfterMinibatch(WorkItem* item, std::uint64_t before, bool epoch_ends);
   Status Step(WorkItem* item, std::uint32_t m);
   // Whether a boundary of every `every` examples was passed since `before`.
   static bool Passed(std::uint64_t before, std::uint64_t now, std::uint64_t every);
@@ -158,6 +158,7 @@ class TrainingRun {
   std::vector<std::unique_ptr<AdmissionFilter>> filters_;
   std::vector<std::unique_ptr<RowCache>> caches_;
   std::vector<RowCache*> cache_pointers_;
+  std::unique_ptr<PullStage> pull_;  // Made by Run.
   std::unique_ptr<KeyPlanner> validation_planner_;
   std::unique_ptr<MetricsFile> metrics_file_;
   Pipeline* pipeline_ = nullptr;          // While Run drives it.
