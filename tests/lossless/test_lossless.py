@@ -136,6 +136,18 @@ def check(terrace, workspace, job_of, reference, settings, rng):
     harness.assert_same(reference, run.result(), f"with {settings}, {suffix}, interrupt={interrupt}")
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_checkpoints_amid_working_sets(terrace, workspace, job_of, reference, depth):
+    """The rows that a set has trained are clean after such a checkpoint, and dirty again by its later mini-batches."""
+    batch = 31 * 256  # A prime number of mini-batches.
+    run = harness.Run(terrace, workspace, job_of(".tsv"), **{
+        "pipeline.depth": depth, "training.batch": batch, "memory.budget": "110MiB", "checkpoint.every_batches": 1})
+    output = run.train().expect(0).output
+    adapted = int(re.search(r"batches in flight \(([\d,]+) examples each", output).group(1).replace(",", ""))
+    assert batch % adapted != 0, "checkpoints are to fall amid working sets"
+    harness.assert_same(reference, run.result(), f"with batches of {adapted} at depth {depth}")
+
+
 def test_sample(terrace, workspace, combined_job_of, combined_reference, sample_seed):
     """Every pair of values of any two settings."""
     rows = pairwise.pairwise(AXES, sample_seed)

@@ -178,6 +178,21 @@ TEST(SetLimiter, ATokenIsGivenBackWithItsSet) {
   fourth.Join();
 }
 
+TEST(SetLimiter, SaysWhenFewerAreAlive) {
+  SetLimiter limiter(2);
+  EXPECT_EQ(limiter.alive(), 0u);
+  SetLimiter::Token first = std::move(limiter.Take()).value();
+  SetLimiter::Token second = std::move(limiter.Take()).value();
+  EXPECT_EQ(limiter.alive(), 2u);
+  EXPECT_EQ(limiter.AwaitFewer(3).value(), 2u);
+  Thread waits("waits", ThreadPriority::kNormal,
+               [&] { EXPECT_EQ(limiter.AwaitFewer(2).value(), 1u); });
+  first.GiveBack();
+  waits.Join();
+  limiter.Cancel(AbortedError("the test ends it"));
+  EXPECT_EQ(limiter.AwaitFewer(1).status().message(), "the test ends it");
+}
+
 TEST(KeyPlanner, OneMinibatchThatCannotFitIsAnError) {
   KeyPlanner planner({{0, 0, false}}, 1, 64);
   const std::size_t limits[1] = {10};

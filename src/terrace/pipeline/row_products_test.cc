@@ -337,8 +337,8 @@ TEST_F(RowProductsTest, AGradientBeyondTheLimitNamesAnExampleThatHoldsItsRow) {
   }
   const auto before = rows_;
   const StepRates rates = {{{0.1f}, {0.1f}}, 0.01f};
-  auto predictions =
-      executor->Train(item.get(), 0, rates, 0, [](std::uint32_t) { return std::string("clicks.tsv"); });
+  auto predictions = executor->Train(item.get(), 0, rates, 0,
+                                     [](std::uint32_t) { return std::string("clicks.tsv"); });
   ASSERT_FALSE(predictions.ok());
   const std::string& message = predictions.status().message();
   EXPECT_NE(message.find("gradient of an embedding"), std::string::npos) << message;

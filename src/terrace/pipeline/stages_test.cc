@@ -60,5 +60,49 @@ TEST(PullStage, SetsAreSmallAtTheStartAndAfterAllHadToLeave) {
   EXPECT_THAT(MinibatchesOfSets(5), ElementsAre(4, 8, 16, 32, 4, 4, 8, 16, 32, 4, 64));
 }
 
+// What is done after the last pull is done again as each set goes, while others are alive.
+TEST(PullStage, WritesAheadAfterEachOfTheLastSets) {
+  cache_testing::Fixture fixture(4 << 20, /*background=*/true);
+  ASSERT_TRUE(fixture.Open().ok());
+  constexpr std::size_t kSets = 3;
+  std::vector<std::unique_ptr<WorkItem>> alive;
+  std::vector<std::size_t> alive_at_call;
+  PullStage* stage = nullptr;
+  PullStage::Options options;
+  options.slots.resize(1);
+  options.minibatch = kMinibatch;
+  options.max_sets = kSets;
+  options.after_last_pull = [&] {
+    alive_at_call.push_back(alive.size());
+    // Each call lets one set go: training has done it.
+    if (!alive.empty()) {
+      stage->Recycle(std::move(alive.back()));
+      alive.pop_back();
+    }
+    return OkStatus();
+  };
+  PullStage pull(options, {fixture.cache.get()});
+  stage = &pull;
+  for (std::size_t set = 0; set < kSets; ++set) {
+    auto batch = std::make_shared<Batch>();
+    batch->examples = kMinibatch;
+    batch->slots = 1;
+    batch->label.assign(kMinibatch, 0);
+    for (std::uint32_t e = 0; e <= kMinibatch; ++e) batch->key_begin.push_back(e);
+    for (std::uint32_t e = 0; e < kMinibatch; ++e) batch->keys.push_back(1 + e + 8 * set);
+    auto item = std::make_unique<WorkItem>();
+    item->batch = std::move(batch);
+    bool done = false;
+    const Stage::Emit take = [&](std::unique_ptr<WorkItem> planned) -> Status {
+      for (TableWork& table : planned->tables) TERRACE_RETURN_IF_ERROR(table.pinned.Wait());
+      alive.push_back(std::move(planned));
+      return OkStatus();
+    };
+    ASSERT_TRUE(pull.Process(std::move(item), take, &done).ok());
+  }
+  ASSERT_TRUE(pull.AfterInput().ok());
+  EXPECT_THAT(alive_at_call, ElementsAre(3, 2, 1));
+}
+
 }  // namespace
 }  // namespace terrace

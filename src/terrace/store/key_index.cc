@@ -211,7 +211,68 @@ void SegmentedIndex<Line>::SetPlace(std::uint64_t hash, const Spot& spot, Place 
 
 template <typename Line>
 void SegmentedIndex<Line>::Lookup(std::span<const std::uint64_t> hashes, Place* places) const {
-  ForEachFound<false>(hashes, [&](std::size_t i, const Spot& spot) { places[i] = spot.place; });
+  if (segments_.empty()) {
+    std::fill_n(places, hashes.size(), kNoPlace);
+    return;
+  }
+  // As ForEachFound, whose order of keys nobody needs here: what a key is found to be is stored at
+  // once, without a branch, because nobody foresees in which line it ends.
+  struct Asked {
+    std::size_t key;
+    std::uint32_t number, tried;
+    const Line* line;
+  };
+  std::array<std::array<Asked, kTogether>, kTurns> groups;
+  std::array<std::size_t, kTurns> sizes{};
+  std::array<Wanted, kTogether> wanted;
+  std::size_t started = 0, on_their_way = 0;  // Keys.
+  for (std::size_t turn = 0; started < hashes.size() || on_their_way > 0; ++turn) {
+    std::array<Asked, kTogether>& group = groups[turn % kTurns];
+    std::size_t& size = sizes[turn % kTurns];
+    std::size_t count = 0;
+    for (std::size_t k = 0; k < size; ++k) {
+      const Asked asked = group[k];
+      const std::uint64_t hash = hashes[asked.key];
+      const Line& line = *asked.line;
+      const std::uint32_t equal = line.Match(BitsOf(hash));
+      const auto way =
+          static_cast<std::uint32_t>(std::countr_zero(equal | 1u << (Line::kWays - 1)));
+      const Place absent = equal == 0 ? ~Place{0} : 0;
+      places[asked.key] = (Unpack(line.place(way)) & ~absent) | (kNoPlace & absent);
+      if (equal != 0 && line.state.shared) {
+        if (const Other* other = FindOther(hash)) places[asked.key] = other->place;
+      }
+      group[count] = asked;
+      count +=
+          static_cast<std::size_t>(equal == 0) & static_cast<std::size_t>(line.state.passed != 0);
+    }
+    on_their_way -= size;
+    size = 0;
+    for (std::size_t k = 0; k < count; ++k) {
+      Asked asked = group[k];
+      const std::uint64_t hash = hashes[asked.key];
+      const std::uint32_t lines = segments_[SegmentOf(hash)].lines;
+      if (asked.tried == lines + kHops) continue;  // All of them are full.
+      asked.number = NextLine(BitsOf(hash), asked.number, asked.tried++, lines);
+      group[size++] = asked;
+    }
+    for (; started < hashes.size() && size < kTogether; ++started) {
+      const std::uint64_t hash = hashes[started];
+      const std::uint32_t lines = segments_[SegmentOf(hash)].lines;
+      places[started] = kNoPlace;
+      group[size] = {started, HomeOf(BitsOf(hash), lines), 1, nullptr};
+      size += lines > 0 ? 1 : 0;
+    }
+    on_their_way += size;
+    // The misses of the lists side by side, then those of the lines.
+    for (std::size_t k = 0; k < size; ++k) {
+      wanted[k] = WantedOf(SegmentOf(hashes[group[k].key]), group[k].number);
+    }
+    for (std::size_t k = 0; k < size; ++k) {
+      group[k].line = LineAt(wanted[k]);
+      __builtin_prefetch(group[k].line);
+    }
+  }
 }
 
 template <typename Line>

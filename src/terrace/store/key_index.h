@@ -60,17 +60,16 @@ struct alignas(64) TaggedLine {
     equal = static_cast<std::uint32_t>(
         _mm_movemask_epi8(_mm_packs_epi16(_mm_cmpeq_epi16(first, wanted), _mm_setzero_si128())));
     equal |= static_cast<std::uint32_t>(low[8] == static_cast<std::uint16_t>(bits)) << 8;
+    // The line's last 16 bytes, of which all nine of `high` are the seventh and those behind it.
+    const __m128i last = _mm_load_si128(reinterpret_cast<const __m128i*>(this) + 3);
+    const __m128i wanted_high = _mm_set1_epi8(static_cast<char>(bits >> 16));
+    equal &= static_cast<std::uint32_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(last, wanted_high))) >> 6;
 #else
     for (std::uint32_t way = 0; way < kWays; ++way) {
-      equal |= static_cast<std::uint32_t>(low[way] == static_cast<std::uint16_t>(bits)) << way;
+      equal |= static_cast<std::uint32_t>(this->bits(way) == bits) << way;
     }
 #endif
-    equal &= (1u << state.count) - 1;
-    for (std::uint32_t rest = equal; rest != 0; rest &= rest - 1) {
-      const auto way = static_cast<std::uint32_t>(__builtin_ctz(rest));
-      if (high[way] != static_cast<std::uint8_t>(bits >> 16)) equal &= ~(1u << way);
-    }
-    return equal;
+    return equal & ((1u << state.count) - 1);
   }
   std::uint64_t bits(std::uint32_t way) const { return std::uint64_t{high[way]} << 16 | low[way]; }
   std::uint64_t place(std::uint32_t way) const { return places[way]; }
@@ -93,7 +92,7 @@ struct alignas(64) TaggedLine {
   std::uint8_t high[kWays];
   LineState state;
 };
-static_assert(sizeof(TaggedLine) == 64);
+static_assert(sizeof(TaggedLine) == 64 && offsetof(TaggedLine, high) == 48 + 6);
 
 // Five entries of all other bits of the hash, and of the whole place.
 struct alignas(64) ExactLine {
