@@ -389,6 +389,20 @@ def test_the_disk_is_measured_once_and_remembered(terrace, workspace, log):
     assert not remembered.exists() and not scratch.exists()
 
 
+def test_training_on_a_generated_log_says_what_could_be_reached(terrace, workspace):
+    """The oracle of the log that the reader was fed is that of the log as a file."""
+    rows = 3000
+    job = jobs.tiny([])
+    job["data"] = {"format": "synthetic", "rows": rows, "cardinality": 1000, "zipf": 1.05, "log_seed": 5}
+    run = harness.Run(terrace, workspace, job)
+    output = run.train().expect(0).output
+    assert f"An oracle that knows the true probabilities scores on the {rows:,} rows of the log" in output
+    oracle = json.loads(terrace.text("generate", "--rows", rows, "--cardinality", 1000, "--zipf", 1.05, "--seed", 5,
+                                     "--output", workspace / "x.tsv", "--json"))["oracle"]
+    assert f"{oracle['auc']:.5f}" in output and f"{oracle['logloss']:.5f}" in output
+    assert "oracle" not in run.train("--overwrite", "--quiet").expect(0).output
+
+
 def test_generate_is_a_function_of_its_seed(terrace, workspace):
     files = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):

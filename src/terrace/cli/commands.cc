@@ -11,6 +11,7 @@
 
 #include "terrace/base/log.h"
 #include "terrace/base/units.h"
+#include "terrace/cli/oracle.h"
 #include "terrace/io/same_file.h"
 #include "terrace/train/evaluator.h"
 #include "terrace/train/job.h"
@@ -41,6 +42,19 @@ std::string ShellWord(const std::string& text) {
   std::string word = "'";
   for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return word + "'";
+}
+
+// Beside what was trained on a generated log, what could be reached there.
+int PrintOracle(const DataOptions& data) {
+  constexpr std::uint64_t kMostRows = 1'000'000;
+  const std::uint64_t rows = std::min(data.rows, kMostRows);
+  const Result<ClickMetricsResult> result = OracleOf(ClickLogSpecOf(data), data.first_row, rows);
+  if (!result.ok()) return ReportFailure(result.status());
+  return PrintResult(
+      fmt::format("An oracle that knows the true probabilities scores on {} {} rows of the "
+                  "log\n",
+                  rows < data.rows ? "the first" : "the", FormatCount(rows)) +
+      ResultTable(*result));
 }
 
 }  // namespace
@@ -108,7 +122,10 @@ int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
   }
   const int printed =
       arguments.quiet ? kExitDone : PrintResult(SummaryTable(outcome->summary, job->output));
-  if (!outcome->interrupted) return printed;
+  if (!outcome->interrupted) {
+    const bool generated = job->train_data.format == "synthetic" && !arguments.quiet;
+    return printed == kExitDone && generated ? PrintOracle(job->train_data) : printed;
+  }
   std::string command = ShellWord(program_invocation_name) + " train " + ShellWord(arguments.job);
   for (const std::string& set : arguments.overrides) command += " --set " + ShellWord(set);
   for (const std::string& name : arguments.accept) command += " --accept " + name;

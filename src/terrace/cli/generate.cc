@@ -1,7 +1,4 @@
 // terrace generate: a click log, and what an oracle that knows its probabilities would score on it.
-#include <cmath>
-#include <vector>
-
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -9,38 +6,11 @@
 #include "terrace/base/log.h"
 #include "terrace/base/units.h"
 #include "terrace/cli/commands.h"
+#include "terrace/cli/oracle.h"
 #include "terrace/data/click_log_generator.h"
-#include "terrace/model/metrics.h"
 #include "terrace/train/summary.h"
 
 namespace terrace {
-namespace {
-
-// Adds true probabilities, as if a model had predicted them.
-class Oracle {
- public:
-  void Add(std::span<const double> probability, std::span<const float> label) {
-    logit_.resize(label.size());
-    rounded_.resize(label.size());
-    double logloss = 0;
-    for (std::size_t i = 0; i < label.size(); ++i) {
-      const double p = probability[i];
-      logit_[i] = static_cast<float>(std::log(p) - std::log1p(-p));
-      rounded_[i] = static_cast<float>(p);
-      logloss -= label[i] > 0.5f ? std::log(p) : std::log1p(-p);
-    }
-    metrics_.Add(logit_.data(), rounded_.data(), label.data(), nullptr, label.size(), logloss);
-  }
-  ClickMetricsResult Compute() const { return metrics_.Compute(); }
-
- private:
-  ClickMetrics metrics_;
-  std::vector<float> logit_;
-  std::vector<float> rounded_;
-};
-
-}  // namespace
-
 int GenerateCommand(FileSystem* fs, const GenerateArguments& arguments,
                     const std::atomic<int>* stop_signals) {
   ClickLogSpec spec;
