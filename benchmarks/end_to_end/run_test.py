@@ -17,10 +17,11 @@ def test_overlap(tmp_path):
                     "--budget", "448MiB", "--repeats", "1", "--threads", "1", "--scratch", tmp_path, "--output", output],
                    check=True, stdin=subprocess.DEVNULL)
     figures = json.loads(output.read_text())["figures"]
-    stage, cpu = figures["longest_stage_seconds"], figures["cpu_seconds_per_core"]
+    (turn,) = figures["turns"]
+    stage, cpu = turn["longest_stage_seconds"], turn["cpu_seconds_per_core"]
     # More threads than the one that is asked for may work at a time, on all the cores that there are.
-    assert 0 < stage <= figures["wall_depth_0"] and 0 < cpu <= figures["wall_depth_0"] * os.cpu_count()
-    assert figures["ratio"] == figures["wall_depth_2"] / max(stage, cpu)
+    assert 0 < stage <= turn["wall_depth_0"] and 0 < cpu <= turn["wall_depth_0"] * os.cpu_count()
+    assert figures["ratio"] == turn["ratio"] == turn["wall_depth_2"] / max(stage, cpu)
 
 
 def test_watch(tmp_path):
