@@ -82,7 +82,8 @@ void PullStage::Recycle(std::unique_ptr<WorkItem> item) {
 void PullStage::ReleaseLoop() {
   while (true) {
     Result<std::optional<std::unique_ptr<WorkItem>>> item = released_.Receive();
-    if (!item.ok() || !item->has_value()) return;
+    TERRACE_CHECK(item.ok());  // Likewise.
+    if (!item->has_value()) return;
     planner_.Recycle(std::move(**item));
     release_cpu_seconds_.store(ThreadCpuSeconds(), std::memory_order_relaxed);
   }

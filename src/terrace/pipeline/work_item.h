@@ -50,11 +50,11 @@ struct TableWork {
 
   // By stage 2.
   PinnedRows pinned;
-  // By stage 4: working rows [0, marked) are marked dirty. 0 again once the cache was flushed.
-  std::uint32_t marked = 0;
   // By stage 3: where each local row of each mini-batch lies, on the device that trains it; null:
   // it has no working row. Laid out like `rows`.
   RawVector<std::byte*> places;
+  // By stage 4: working rows [0, marked) are marked dirty. 0 again once the cache was flushed.
+  std::uint32_t marked = 0;
 
   std::uint64_t MemoryBytes() const;
 };
