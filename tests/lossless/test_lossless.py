@@ -279,3 +279,16 @@ def test_another_seed_is_another_model(terrace, workspace, job_of, reference):
     result = run.result()
     assert result["digest"] != reference["digest"]
     assert result["progressive"] != reference["progressive"]
+
+
+def test_looking_ahead_changes_nothing(terrace, workspace, job_of, reference):
+    """Which rows stay in memory goes by what the log will ask for, or by what it has asked for."""
+    ahead = {}
+    for word in ("auto", "off"):
+        run = harness.Run(terrace, workspace, job_of(".tsv"), word, **{"training.batch": 1024, "cache.look_ahead": word})
+        run.train().expect(0)
+        harness.assert_same(reference, run.result(), f"with cache.look_ahead {word}")
+        intervals = [line["performance"] for line in run.metrics() if line["kind"] == "interval"]
+        ahead[word] = [line["look_ahead"] for line in intervals if "look_ahead" in line]
+    assert max(line["rows"] for line in ahead["auto"]) > 0 and not ahead["off"]
+    assert max(line["examples"] for line in ahead["auto"]) > 1024

@@ -5,7 +5,8 @@
 namespace terrace {
 
 Result<std::unique_ptr<EvictionPolicy>> MakeEvictionPolicy(const EvictionOptions& options,
-                                                           RowArena* arena) {
+                                                           RowArena* arena,
+                                                           const FutureKeys* future) {
   if (!(options.lru_share >= 0 && options.lru_share <= 1)) {
     return InvalidArgumentError("lru_share must lie between 0 and 1");
   }
@@ -14,7 +15,7 @@ Result<std::unique_ptr<EvictionPolicy>> MakeEvictionPolicy(const EvictionOptions
   }
   switch (options.type) {
     case EvictionType::kS3Fifo:
-      return MakeS3FifoPolicy(arena);
+      return MakeS3FifoPolicy(arena, future);
     case EvictionType::kLruLfu:
     case EvictionType::kPassLfu:
       return MakeLruLfuPolicy(options, arena);

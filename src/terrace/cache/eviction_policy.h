@@ -11,9 +11,16 @@
 
 #include "terrace/base/status.h"
 #include "terrace/cache/eviction_options.h"
+#include "terrace/cache/future_keys.h"
 #include "terrace/cache/row_arena.h"
 
 namespace terrace {
+
+// Rows that stay because FutureKeys knows them to come.
+struct ComingRows {
+  std::uint64_t rows = 0;     // Now, unpinned.
+  std::uint64_t evicted = 0;  // So far, since nothing else was left to evict.
+};
 
 class EvictionPolicy {
  public:
@@ -45,11 +52,14 @@ class EvictionPolicy {
   // A row whose Entry::frequency is this or more is hot: likely to be visited again soon. Holds for
   // victims too.
   virtual std::uint8_t hot_frequency() const = 0;
+  virtual ComingRows coming() const { return {}; }
 };
 
-// kInvalidArgument: an option out of its limits. Borrows the arena.
+// kInvalidArgument: an option out of its limits. Borrows the arena and, for kS3Fifo, what is known
+// of the future; null: nothing.
 Result<std::unique_ptr<EvictionPolicy>> MakeEvictionPolicy(const EvictionOptions& options,
-                                                           RowArena* arena);
+                                                           RowArena* arena,
+                                                           const FutureKeys* future = nullptr);
 
 // LRU in front of LFU: every visit enters an LRU of `lru_share` of the rows, pinned rows included;
 // what leaves it enters the LFU, of which the least frequent, oldest row is the victim. Without an
@@ -62,7 +72,9 @@ std::unique_ptr<EvictionPolicy> MakeLruLfuPolicy(const EvictionOptions& options,
 // not long ago. The oldest row of the small queue goes to the main one if it was visited since,
 // else it is the victim; that of the main queue goes to its end once for each visit, up to three. A
 // visit moves nothing: it counts in the entry. A row is hot when it belongs to the main queue or
-// was visited since it came to the small one.
-std::unique_ptr<EvictionPolicy> MakeS3FifoPolicy(RowArena* arena);
+// was visited since it came to the small one. A row that `future` knows to come leaves either
+// queue at its end for one of rows that come, until it is visited; these are victims when there are
+// no others, the one that has waited longest first.
+std::unique_ptr<EvictionPolicy> MakeS3FifoPolicy(RowArena* arena, const FutureKeys* future);
 
 }  // namespace terrace

@@ -40,12 +40,19 @@ class ModelPolicy {
 
 class S3FifoModel final : public ModelPolicy {
  public:
-  explicit S3FifoModel(std::uint64_t rows) { TERRACE_CHECK(ghosts_.Reserve(rows).ok()); }
+  S3FifoModel(std::uint64_t rows, const FutureKeys* future) : future_(future) {
+    TERRACE_CHECK(ghosts_.Reserve(rows).ok());
+  }
   void SetLimit(std::uint64_t rows) override {
     limit_ = rows;
     ghosts_.SetWindow(rows - rows / 10);
   }
-  void Visit(EntryId id) override { rows_.at(id).visits = std::min(3, rows_.at(id).visits + 1); }
+  void Visit(EntryId id) override {
+    Row& row = rows_.at(id);
+    row.visits = std::min(3, row.visits + 1);
+    if (std::find(coming_.begin(), coming_.end(), id) != coming_.end()) row.held = true;
+    coming_.remove(id);
+  }
   void Admit(EntryId id, Key key) override {
     rows_[id] = {.key = key, .visits = 0, .main = ghosts_.Take(MixKey(key)), .held = true};
   }
@@ -58,31 +65,47 @@ class S3FifoModel final : public ModelPolicy {
   void Forget(EntryId id) override {
     small_.remove(id);
     main_.remove(id);
+    coming_.remove(id);
     rows_.erase(id);
   }
+  std::size_t coming() const { return coming_.size(); }
   std::vector<EntryId> TakeVictims(std::size_t count, const std::set<EntryId>& pinned,
                                    std::uint32_t /*slots*/, std::uint64_t /*used*/) override {
     std::vector<EntryId> victims, leave;
-    while (victims.size() < count && small_.size() + main_.size() > 0) {
+    while (victims.size() < count && small_.size() + main_.size() + coming_.size() > 0) {
       std::uint64_t of_small = 0;
       for (const auto& [id, row] : rows_) of_small += row.main ? 0 : 1;
       const bool small = !small_.empty() && (of_small >= limit_ / 10 || main_.empty());
-      std::list<EntryId>& queue = small ? small_ : main_;
-      const EntryId id = queue.front();
-      queue.pop_front();
-      Row& row = rows_.at(id);
-      const bool visited = row.visits > 0;
-      if (small && visited) row = {.key = row.key, .visits = 0, .main = true, .held = false};
-      if (pinned.contains(id)) {
-        row.held = true;
-      } else if (visited) {
-        if (!small) --row.visits;
-        main_.push_back(id);
-      } else {
-        if (small) leave.push_back(id);
-        victims.push_back(id);
-        keys_[id] = row.key;
-        rows_.erase(id);
+      std::list<EntryId>& queue = small ? small_ : main_.empty() ? coming_ : main_;
+      // A group goes by where its first row was chosen from.
+      std::size_t group = 1;
+      if (future_ != nullptr && &queue != &coming_) {
+        group = std::min({std::size_t{16}, count - victims.size(), queue.size()});
+      }
+      std::vector<EntryId> taken;
+      for (; group > 0; --group) {
+        taken.push_back(queue.front());
+        queue.pop_front();
+      }
+      for (const EntryId id : taken) {
+        Row& row = rows_.at(id);
+        const bool visited = row.visits > 0;
+        if (small && visited) row = {.key = row.key, .visits = 0, .main = true, .held = false};
+        const bool comes = future_ != nullptr && future_->Coming(MixKey(row.key));
+        if (pinned.contains(id)) {
+          row.held = true;
+        } else if (comes && &queue != &coming_) {
+          row = {.key = row.key, .visits = 0, .main = true, .held = false};
+          coming_.push_back(id);
+        } else if (visited && &queue != &coming_) {
+          if (!small) --row.visits;
+          main_.push_back(id);
+        } else {
+          if (small) leave.push_back(id);
+          victims.push_back(id);
+          keys_[id] = row.key;
+          rows_.erase(id);
+        }
       }
     }
     for (const EntryId id : leave) ghosts_.Add(MixKey(keys_[id]));
@@ -99,8 +122,9 @@ class S3FifoModel final : public ModelPolicy {
   std::uint64_t limit_ = 0;
   std::map<EntryId, Row> rows_;
   std::map<EntryId, Key> keys_;
-  std::list<EntryId> small_, main_;
+  std::list<EntryId> small_, main_, coming_;
   GhostKeys ghosts_;
+  const FutureKeys* const future_;
 };
 
 class LruLfuModel final : public ModelPolicy {
@@ -197,18 +221,18 @@ class LruLfuModel final : public ModelPolicy {
 // Does what the cache does with a policy, and the same with its model.
 class Comparison {
  public:
-  Comparison(const EvictionOptions& options, std::uint64_t seed)
-      : rng_(seed), arena_(kRowBytes, kChunkBytes) {
+  Comparison(const EvictionOptions& options, std::uint64_t seed, FutureKeys* future = nullptr)
+      : rng_(seed), arena_(kRowBytes, kChunkBytes), future_(future) {
     auto memory = HugeBuffer::Allocate(kChunkBytes);
     TERRACE_CHECK(memory.ok());
     arena_.AddChunk(std::move(memory).value());
     rows_ = arena_.rows_per_chunk();
-    auto made = MakeEvictionPolicy(options, &arena_);
+    auto made = MakeEvictionPolicy(options, &arena_, future);
     TERRACE_CHECK(made.ok());
     policy_ = std::move(made).value();
     TERRACE_CHECK(policy_->Reserve(rows_).ok());
     if (options.type == EvictionType::kS3Fifo) {
-      model_ = std::make_unique<S3FifoModel>(rows_);
+      model_ = std::make_unique<S3FifoModel>(rows_, future);
     } else {
       model_ = std::make_unique<LruLfuModel>(options);
     }
@@ -239,6 +263,9 @@ class Comparison {
     EXPECT_GT(std::min(hot_, others_), 1000u) << "both kinds are to be there";
   }
   std::uint64_t victims() const { return victims_; }
+  // Of these, those that come again; and the most rows that stayed for it.
+  std::uint64_t coming_evicted() const { return policy_->coming().evicted; }
+  std::uint64_t most_coming() const { return most_coming_; }
 
  private:
   void SetLimit(std::uint64_t rows) {
@@ -258,7 +285,22 @@ class Comparison {
     return {keys.begin(), keys.end()};
   }
 
+  // Some of the keys that the next pins may ask for are known.
+  void LookAhead() {
+    if (future_ == nullptr) return;
+    ticks_ += rng_.Below(3);
+    future_->SetNow(ticks_ * FutureKeys::kTickExamples);
+    std::vector<Key> keys;
+    // At times nearly all.
+    for (std::uint64_t i = 0; i < 10 + pins_ / 100 % 4 * 400; ++i) {
+      keys.push_back(pins_ / 50 * 20 + rng_.Below(2000));
+    }
+    const std::uint64_t example = (ticks_ + 30) * FutureKeys::kTickExamples;
+    if (future_->CanAdd(example)) future_->Add(keys, example);
+  }
+
   void Pin() {
+    LookAhead();
     if (pinned_.size() + 100 > rows_ || sets_.size() > 6) return;
     const std::vector<Key> keys = RandomKeys();
     std::vector<EntryId> set, present;
@@ -310,6 +352,10 @@ class Comparison {
     ASSERT_EQ(taken, model_->TakeVictims(count, pinned_, arena_.touched(0), arena_.used_rows()));
     ASSERT_GT(taken.size(), 0u);
     victims_ += taken.size();
+    most_coming_ = std::max(most_coming_, policy_->coming().rows);
+    if (future_ != nullptr) {
+      ASSERT_EQ(policy_->coming().rows, static_cast<S3FifoModel*>(model_.get())->coming());
+    }
     for (const EntryId id : taken) {
       ASSERT_EQ(arena_.entry(id).place, kHeld);
       ASSERT_EQ(arena_.entry(id).pins, 0);
@@ -356,6 +402,8 @@ class Comparison {
 
   Rng rng_;
   RowArena arena_;
+  FutureKeys* const future_;
+  std::uint64_t ticks_ = 0, most_coming_ = 0;
   std::uint64_t rows_ = 0;
   std::unique_ptr<EvictionPolicy> policy_;
   std::unique_ptr<ModelPolicy> model_;
@@ -376,6 +424,21 @@ void Compare(const EvictionOptions& options) {
 }
 
 TEST(EvictionPolicy, S3FifoAgreesWithItsModel) { Compare({.type = EvictionType::kS3Fifo}); }
+
+TEST(EvictionPolicy, S3FifoThatKnowsWhatComesAgreesWithItsModel) {
+  std::uint64_t evicted = 0;
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    auto future = FutureKeys::Create(1 << 16);
+    ASSERT_TRUE(future.ok());
+    Comparison comparison({.type = EvictionType::kS3Fifo}, seed, future->get());
+    ASSERT_NO_FATAL_FAILURE(comparison.Run(2000));
+    EXPECT_GT(comparison.victims(), 5000u);
+    EXPECT_GT(comparison.most_coming(), 50u) << "the test is about rows that stay";
+    evicted += comparison.coming_evicted();
+  }
+  EXPECT_GT(evicted, 0u) << "and about those that leave all the same";
+}
 
 TEST(EvictionPolicy, LruLfuAgreesWithItsModel) {
   for (const double share : {0.0, 0.3, 0.5, 1.0}) {

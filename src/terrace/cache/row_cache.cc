@@ -69,6 +69,8 @@ RowCacheStats& RowCacheStats::operator+=(const RowCacheStats& other) {
   expired += other.expired;
   rows += other.rows;
   pinned_rows += other.pinned_rows;
+  coming_rows += other.coming_rows;
+  coming_evicted += other.coming_evicted;
   dirty_rows += other.dirty_rows;
   used_bytes += other.used_bytes;
   capacity_bytes += other.capacity_bytes;
@@ -155,7 +157,8 @@ Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& opti
       new RowCacheImpl(options, std::move(stores), chunk_bytes, std::move(write_back)));
   {
     MutexLock lock(&cache->mu_);
-    TERRACE_ASSIGN_OR_RETURN(cache->policy_, MakeEvictionPolicy(options.eviction, &cache->arena_));
+    TERRACE_ASSIGN_OR_RETURN(cache->policy_,
+                             MakeEvictionPolicy(options.eviction, &cache->arena_, options.future));
   }
   TERRACE_RETURN_IF_ERROR(cache->SetCapacity(options.capacity_bytes));
   for (Store* store : cache->stores_) store->SetHolder(cache.get());
@@ -592,6 +595,8 @@ RowCacheStats RowCacheImpl::stats() const {
   result.rows = arena_.used_rows();
   result.pinned_rows = held_rows_;
   result.dirty_rows = dirty_rows_.load(std::memory_order_relaxed) + write_back_->unwritten_rows();
+  result.coming_rows = policy_->coming().rows;
+  result.coming_evicted = policy_->coming().evicted;
   result.used_bytes = UsedBytes();
   result.capacity_bytes = std::max(capacity_bytes_, result.used_bytes);
   result.load_cpu_seconds = supply_.cpu_seconds();

@@ -18,6 +18,7 @@
 #include "terrace/base/ids.h"
 #include "terrace/base/status.h"
 #include "terrace/cache/eviction_options.h"
+#include "terrace/cache/future_keys.h"
 #include "terrace/store/store.h"
 
 namespace terrace {
@@ -27,6 +28,9 @@ struct RowCacheOptions {
   std::uint64_t capacity_bytes =
       0;  // For rows, their metadata, hash map and the write buffer, all together.
   EvictionOptions eviction;
+  // Rows of the keys that it knows to come are evicted last, by kS3Fifo. Borrowed; null: nothing is
+  // known.
+  const FutureKeys* future = nullptr;
   std::uint64_t flush_bytes = std::uint64_t{16}
                               << 20;  // Dirty rows that leave together; larger: better writes.
   // Hot rows, which by the policy's count will be visited again soon, and the others are written
@@ -53,6 +57,8 @@ struct RowCacheStats {
   std::uint64_t evictions = 0, written_back = 0;  // Rows.
   std::uint64_t expired = 0;                      // Rows that were not written back.
   std::uint64_t rows = 0, pinned_rows = 0, dirty_rows = 0;
+  std::uint64_t coming_rows = 0;     // Unpinned, that stay because they are known to come.
+  std::uint64_t coming_evicted = 0;  // Of evictions: nothing else was left to evict.
   std::uint64_t used_bytes = 0, capacity_bytes = 0;
   std::uint64_t reserve_waits = 0;  // Pins that waited for an earlier working set to leave.
   // CPU time of the threads that load rows and touch memory for them; then where the time of the

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 
 #include "terrace/cache/entry_queues.h"
 #include "terrace/cache/eviction_policy.h"
@@ -10,17 +11,23 @@ namespace {
 // Queues.
 constexpr int kSmall = 0;
 constexpr int kMain = 1;
+constexpr int kComing = 2;  // Of rows that are known to come, none of them pinned.
+constexpr int kQueues = 3;
 constexpr std::uint64_t kRowsPerSmallRow = 10;  // The small queue's share, as the paper has it.
 // Of Entry::frequency: visits since the row came to its queue, and whether a row that is held
 // belongs to the main queue.
 constexpr std::uint8_t kVisits = 3;
 constexpr std::uint8_t kOfMain = 4;
-// Only rows that go otherwise than as victims leave from the middle.
-constexpr int kDeadEighths = 2;
+constexpr std::size_t kGroup = 16;  // Rows at the end of a queue that are looked at together.
+// Rows leave from the middle when they go otherwise than as victims, and when they have come.
+constexpr int kDeadEighths = 2, kDeadEighthsWithComing = 8;
 
 class S3FifoPolicy final : public EvictionPolicy {
  public:
-  explicit S3FifoPolicy(RowArena* arena) : arena_(arena), queues_(arena, 2, kDeadEighths) {}
+  S3FifoPolicy(RowArena* arena, const FutureKeys* future)
+      : arena_(arena),
+        future_(future),
+        queues_(arena, kQueues, future == nullptr ? kDeadEighths : kDeadEighthsWithComing) {}
 
   std::uint64_t BytesFor(std::uint64_t rows) const override {
     return queues_.BytesFor(rows) + GhostKeys::BytesFor(rows);
@@ -40,6 +47,10 @@ class S3FifoPolicy final : public EvictionPolicy {
       Entry& entry = arena_->entry(id);
       entry.frequency =
           static_cast<std::uint8_t>(entry.frequency + ((entry.frequency & kVisits) != kVisits));
+      if (entry.place == kFirstQueue + kComing) {
+        entry.place = kHeld;
+        --coming_.rows;
+      }
     }
   }
 
@@ -70,6 +81,8 @@ class S3FifoPolicy final : public EvictionPolicy {
       --small_rows_;
     } else if (entry.place == kFirstQueue + kMain) {
       --main_rows_;
+    } else if (entry.place == kFirstQueue + kComing) {
+      --coming_.rows;
     } else if ((entry.frequency & kOfMain) == 0) {
       --held_small_;
     }
@@ -77,24 +90,33 @@ class S3FifoPolicy final : public EvictionPolicy {
 
   std::size_t TakeVictims(std::size_t count, EntryId* victims) override {
     std::size_t taken = 0;
-    while (taken < count && small_rows_ + main_rows_ > 0) {
+    while (taken < count) {
       const bool small =
           small_rows_ > 0 && (small_rows_ + held_small_ >= small_limit_ || main_rows_ == 0);
-      const EntryId id = queues_.Pop(small ? kSmall : kMain);
-      TERRACE_CHECK(id != kNoEntry);
-      --(small ? small_rows_ : main_rows_);
-      Entry& entry = arena_->entry(id);
-      const bool visited = (entry.frequency & kVisits) != 0;
-      if (small && visited) entry.frequency = kOfMain;
-      if (entry.pins > 0) {
-        // It comes back when its last pin goes.
-        if (small && !visited) ++held_small_;
-      } else if (visited) {
-        if (!small) --entry.frequency;
-        Push(id);
-      } else {
-        if (small) ghosts_.Prefetch(MixKey(entry.key));
-        victims[taken++] = id;
+      if (!small && main_rows_ == 0) {
+        if (coming_.rows == 0) break;
+        victims[taken++] = queues_.Pop(kComing);
+        --coming_.rows;
+        ++coming_.evicted;
+        continue;
+      }
+      std::uint64_t& rows = small ? small_rows_ : main_rows_;
+      // Several where the future is asked for each, so that its lines come from memory together.
+      std::array<EntryId, kGroup> group;
+      const std::size_t group_size =
+          future_ == nullptr
+              ? 1
+              : std::min({group.size(), count - taken, static_cast<std::size_t>(rows)});
+      for (std::size_t i = 0; i < group_size; ++i) {
+        group[i] = queues_.Pop(small ? kSmall : kMain);
+        TERRACE_CHECK(group[i] != kNoEntry);
+        if (future_ != nullptr) future_->Prefetch(MixKey(arena_->entry(group[i]).key));
+      }
+      rows -= group_size;
+      for (std::size_t i = 0; i < group_size; ++i) {
+        if (Stays(group[i], small)) continue;
+        if (small) ghosts_.Prefetch(MixKey(arena_->entry(group[i]).key));
+        victims[taken++] = group[i];
       }
     }
     for (std::size_t i = 0; i < taken; ++i) {
@@ -108,8 +130,31 @@ class S3FifoPolicy final : public EvictionPolicy {
 
   void Sweep() override { queues_.Sweep(); }
   std::uint8_t hot_frequency() const override { return 1; }
+  ComingRows coming() const override { return coming_; }
 
  private:
+  // Whether a row that came to the end of its queue is no victim, and goes where it belongs.
+  bool Stays(EntryId id, bool small) {
+    Entry& entry = arena_->entry(id);
+    const bool visited = (entry.frequency & kVisits) != 0;
+    if (small && visited) entry.frequency = kOfMain;
+    if (entry.pins > 0) {
+      // It comes back when its last pin goes.
+      if (small && !visited) ++held_small_;
+      return true;
+    }
+    if (future_ != nullptr && future_->Coming(MixKey(entry.key))) {
+      entry.frequency = kOfMain;
+      queues_.Push(kComing, id);
+      ++coming_.rows;
+      return true;
+    }
+    if (!visited) return false;
+    if (!small) --entry.frequency;
+    Push(id);
+    return true;
+  }
+
   // To the end of its queue.
   void Push(EntryId id) {
     const bool of_main = (arena_->entry(id).frequency & kOfMain) != 0;
@@ -118,6 +163,7 @@ class S3FifoPolicy final : public EvictionPolicy {
   }
 
   RowArena* const arena_;
+  const FutureKeys* const future_;
   EntryQueues queues_;
   GhostKeys ghosts_;
   bool any_ghosts_ = false;
@@ -125,13 +171,14 @@ class S3FifoPolicy final : public EvictionPolicy {
   // In the queues, pinned ones too.
   std::uint64_t small_rows_ = 0;
   std::uint64_t main_rows_ = 0;
+  ComingRows coming_;
   std::uint64_t held_small_ = 0;  // Of the small queue, but not in it while they are pinned.
 };
 
 }  // namespace
 
-std::unique_ptr<EvictionPolicy> MakeS3FifoPolicy(RowArena* arena) {
-  return std::make_unique<S3FifoPolicy>(arena);
+std::unique_ptr<EvictionPolicy> MakeS3FifoPolicy(RowArena* arena, const FutureKeys* future) {
+  return std::make_unique<S3FifoPolicy>(arena, future);
 }
 
 }  // namespace terrace

@@ -138,6 +138,7 @@ Status PullStage::Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool
       TableWork& table = planned->tables[t];
       TERRACE_ASSIGN_OR_RETURN(table.pinned, caches_[t]->StartPin(table.keys));
     }
+    if (options_.after_pull) options_.after_pull(batch->cursors.at(minibatch - 1));
     TERRACE_RETURN_IF_ERROR(emit(std::move(planned)));
   }
   return OkStatus();

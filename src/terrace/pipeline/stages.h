@@ -67,6 +67,8 @@ class PullStage final : public Stage {
     // Called before each plan; lets the owner shrink caches for an index that has grown. True: the
     // next set will wait until no other is pinned. An error stops the run.
     std::function<Result<bool>()> before_pull;
+    // Called after each set: the examples before the cursor have got their rows.
+    std::function<void(const DataCursor&)> after_pull;
     // Called once the last set is planned and on its way, and with max_sets again after each set
     // that goes, while others are alive; not when the stages run one after another.
     std::function<Status()> after_last_pull;

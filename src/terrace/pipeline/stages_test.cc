@@ -36,10 +36,13 @@ std::vector<std::uint32_t> MinibatchesOfSets(std::size_t drains_at) {
   options.slots.resize(2);
   options.minibatch = kMinibatch;
   options.before_pull = [&]() -> Result<bool> { return sets.size() == drains_at; };
+  std::uint64_t pulled = 0;
+  options.after_pull = [&](const DataCursor& cursor) { pulled = cursor.examples; };
   ReadStage read(source->get(), 64 * kMinibatch, kMinibatch);
   PullStage pull(options, {fixture.cache.get()});
   const Stage::Emit take = [&](std::unique_ptr<WorkItem> set) {
     if (set->minibatches > 0) sets.push_back(set->minibatches);
+    EXPECT_EQ(pulled, set->batch->first_example + set->end_example);
     pull.Recycle(std::move(set));
     return OkStatus();
   };

@@ -105,6 +105,7 @@ struct Job {
   struct Cache {
     bool policy_given = false;
     EvictionOptions eviction;
+    std::string look_ahead = "auto";  // auto | off
   } cache;
   struct Pipeline {
     int depth = 2;

@@ -613,6 +613,17 @@ void AddCache(Builder* b) {
               "Visits for each row in memory after which the LFU's frequencies have halved: fewer "
               "follow a change sooner; 0: never. Without a cache.policy it asks for lru_lfu.")),
           "policy lru_lfu, pass_lfu", has_lfu);
+  OnlyFor(
+      b->Word(
+          "cache.look_ahead",
+          [](Job & job, const std::string&) -> auto& { return job.cache.look_ahead; },
+          {"auto", "off"},
+          "Whether the log is read ahead of training once rows no longer fit in memory, so that "
+          "those that come again stay there; takes up to a sixteenth of the memory of rows and "
+          "the time of a second reading. auto: where pipeline.depth is not 0."),
+      "policy s3_fifo", [](const Job& job, const std::string&) {
+        return job.cache.eviction.type == EvictionType::kS3Fifo;
+      });
 }
 
 void AddRest(Builder* b) {

@@ -8,6 +8,7 @@
 #include "terrace/base/check.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/units.h"
+#include "terrace/cache/future_keys.h"
 #include "terrace/pipeline/work_item.h"
 #include "terrace/train/index_plan.h"
 
@@ -95,6 +96,23 @@ std::uint64_t LeastBytes(const MemoryPlanInput& input) {
          plan.io_bytes + BatchesBytes(input, input.minibatch) + LeastRowBytes(input);
 }
 
+// Three keys that are known to come for each row in memory are as many as are of use
+// (docs/decisions/look-ahead.md).
+void PlanLookAhead(const MemoryPlanInput& input, MemoryPlan* plan) {
+  constexpr std::uint64_t kFutureBytesPerRow = 14, kMostFutureBytes = 256 * kMiB;
+  const std::uint64_t rows = plan->rows_bytes / input.row_bytes;
+  const std::uint64_t future = HugeBuffer::SizeFor(
+      std::min({rows * kFutureBytesPerRow, plan->rows_bytes / 16, kMostFutureBytes}));
+  const std::uint64_t source =
+      input.source_bytes + BatchBytesPerExample(input) *
+                               std::max<std::uint64_t>(input.minibatch, FutureKeys::kTickExamples);
+  if (future + source > plan->rows_bytes / 8) return;  // It would cost more than it gains.
+  if (plan->rows_bytes - future - source < LeastRowBytes(input)) return;
+  plan->future_bytes = future;
+  plan->look_ahead_bytes = future + source;
+  plan->rows_bytes -= plan->look_ahead_bytes;
+}
+
 // Nothing without filters.
 std::string FiltersText(const MemoryPlan& plan, std::string_view before) {
   return plan.filter_bytes == 0 ? "" : std::string(before) + FormatBytes(plan.filter_bytes);
@@ -140,6 +158,12 @@ MemoryPlanInput MakeMemoryPlanInput(const Job& job, const ModelPlan& plan,
   input.batch = job.training.batch;
   input.minibatch = job.training.minibatch;
   input.least_cache_bytes = LeastCacheBytes(job, plan);
+  std::uint64_t slots = 0, row_bytes = 0;
+  for (const TablePlan& table : plan.tables) {
+    slots += table.slots.size();
+    row_bytes += table.slots.size() * (table.schema.row_bytes() + kMetadataBytes);
+  }
+  input.row_bytes = row_bytes / std::max<std::uint64_t>(1, slots);
   input.index_bytes = FirstIndexBytes(job, plan);
   input.source_bytes = source.MemoryBytes();
   return input;
@@ -211,16 +235,20 @@ Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input) {
   plan.set_bytes = SetBytes(input, batch) + MapBytes(input, batch);
   plan.batches_bytes = BatchesBytes(input, batch);
   plan.rows_bytes = rest - plan.batches_bytes;
+  if (input.looks_ahead) PlanLookAhead(input, &plan);
   return plan;
 }
 
 std::string DescribeMemoryPlan(const MemoryPlan& plan) {
   return fmt::format(
       "memory: {} budget = {} rows and index + {} batches in flight ({} examples each) + {} I/O "
-      "buffers + {} process and network{} + {} for checkpoints and slack",
+      "buffers + {} process and network{}{} + {} for checkpoints and slack",
       FormatBytes(plan.budget_bytes), FormatBytes(plan.rows_bytes), FormatBytes(plan.batches_bytes),
       FormatCount(plan.batch), FormatBytes(plan.io_bytes), FormatBytes(plan.resident_bytes),
       FiltersText(plan, " + admission filters of "),
+      plan.look_ahead_bytes == 0
+          ? ""
+          : fmt::format(" + {} to look ahead", FormatBytes(plan.look_ahead_bytes)),
       FormatBytes(plan.transient_bytes + plan.slack_bytes));
 }
 

@@ -33,19 +33,23 @@ struct MemoryPlanInput {
   // budget has that of source_bytes.
   std::uint64_t read_ahead_bytes = 0, most_read_ahead_bytes = 0;
   bool validates = false;  // A second source is open at times.
+  bool looks_ahead = false;
+  std::uint64_t row_bytes = 0;  // In a cache, all that belongs to it: the mean over the slots.
 };
 
 struct MemoryPlan {
   std::uint64_t budget_bytes = 0;
-  std::uint64_t resident_bytes = 0;   // Code, network and contexts.
-  std::uint64_t slack_bytes = 0;      // For what nobody counts: allocator, stacks, page tables.
-  std::uint64_t transient_bytes = 0;  // Checkpoint copies, metrics, validation.
-  std::uint64_t filter_bytes = 0;     // Admission filters.
-  std::uint64_t io_buffer_bytes = 0;  // Of one store and use; a store has three.
-  std::uint64_t io_bytes = 0;         // All of them.
-  std::uint32_t batch = 0;            // Examples, adapted; a multiple of minibatch.
-  std::uint32_t sets = 1;             // Working sets alive at a time.
-  std::uint64_t set_bytes = 0;        // Of one, with the planner's maps; rows not counted.
+  std::uint64_t resident_bytes = 0;    // Code, network and contexts.
+  std::uint64_t slack_bytes = 0;       // For what nobody counts: allocator, stacks, page tables.
+  std::uint64_t transient_bytes = 0;   // Checkpoint copies, metrics, validation.
+  std::uint64_t filter_bytes = 0;      // Admission filters.
+  std::uint64_t future_bytes = 0;      // Of FutureKeys; 0: nobody looks ahead.
+  std::uint64_t look_ahead_bytes = 0;  // With the source that is read for it.
+  std::uint64_t io_buffer_bytes = 0;   // Of one store and use; a store has three.
+  std::uint64_t io_bytes = 0;          // All of them.
+  std::uint32_t batch = 0;             // Examples, adapted; a multiple of minibatch.
+  std::uint32_t sets = 1;              // Working sets alive at a time.
+  std::uint64_t set_bytes = 0;         // Of one, with the planner's maps; rows not counted.
   // Batches and working sets in flight, rows not counted, and the planner's maps.
   std::uint64_t batches_bytes = 0;
   std::uint64_t rows_bytes =

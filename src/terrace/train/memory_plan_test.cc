@@ -76,19 +76,30 @@ TEST(MemoryPlan, TheLeastIsToldSoThatItIsEnough) {
 }
 
 TEST(MemoryPlan, PartsMakeTheBudget) {
+  int looking = 0;
   for (std::uint64_t seed = 0; seed < 2000; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Rng rng(seed);
     MemoryPlanInput input = RandomInput(&rng);
     input.budget_bytes = LeastBudgetBytes(input) + rng.Below(4096) * kMiB;
+    input.looks_ahead = rng.Below(2) == 0;
+    input.row_bytes = 50 + rng.Below(500);
     const Result<MemoryPlan> plan = PlanMemory(input);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     EXPECT_EQ(plan->resident_bytes + plan->slack_bytes + plan->transient_bytes +
-                  plan->filter_bytes + plan->io_bytes + plan->batches_bytes + plan->rows_bytes,
+                  plan->filter_bytes + plan->io_bytes + plan->batches_bytes +
+                  plan->look_ahead_bytes + plan->rows_bytes,
               input.budget_bytes);
+    EXPECT_EQ(plan->look_ahead_bytes > 0, plan->future_bytes > 0);
+    EXPECT_LE(plan->look_ahead_bytes, (plan->look_ahead_bytes + plan->rows_bytes) / 8);
+    EXPECT_TRUE(input.looks_ahead || plan->look_ahead_bytes == 0);
+    looking += plan->look_ahead_bytes > 0 ? 1 : 0;
+    EXPECT_GE(plan->rows_bytes,
+              input.least_cache_bytes + input.index_bytes + input.index_room_bytes);
     EXPECT_EQ(plan->batch % input.minibatch, 0);
     EXPECT_LE(plan->batch, input.batch);
   }
+  EXPECT_GT(looking, 500);
 }
 
 // A model of tables with rows of one length, expecting so many keys each.

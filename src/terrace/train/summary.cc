@@ -120,6 +120,11 @@ Json PerformanceJson(const IntervalRecord::Performance& performance) {
                  {"resident_bytes", performance.resident_bytes}};
   for (const DriveHealth& drive : ssd.drives) object["ssd"]["drives"].push_back(DriveJson(drive));
   if (performance.expiry) object["expiry"] = ExpiryJson(*performance.expiry);
+  if (performance.look_ahead) {
+    object["look_ahead"] = {{"evicted", performance.look_ahead->evicted},
+                            {"examples", performance.look_ahead->examples},
+                            {"rows", performance.look_ahead->rows}};
+  }
   return object;
 }
 
@@ -293,6 +298,7 @@ void IntervalRecord::Performance::SubtractTotals(const Performance& before) {
     expiry->unwritten -= before.expiry->unwritten;
     expiry->dropped -= before.expiry->dropped;
   }
+  if (look_ahead && before.look_ahead) look_ahead->evicted -= before.look_ahead->evicted;
 }
 
 std::string LongestStage(const PipelineTimes& times) {

@@ -96,6 +96,13 @@ struct IntervalRecord {
       std::vector<DriveHealth> drives;  // That tell their wear.
     } ssd;
     std::optional<ExpiryCounts> expiry;  // Where rows expire.
+    struct LookAhead {
+      std::uint64_t evicted = 0;  // Of the evictions: rows that come again.
+      // At the end of the interval.
+      std::uint64_t examples = 0;  // Ahead.
+      std::uint64_t rows = 0;      // Unpinned, that stay because they come again.
+    };
+    std::optional<LookAhead> look_ahead;  // Once it has begun.
     std::vector<ChannelRecord> channels;
     std::uint64_t index_bytes = 0;
     std::uint64_t resident_bytes = 0;

@@ -43,6 +43,7 @@ PipelineTimes TrainingRun::Times() const {
     if (report.name == "train") times.train = FromReport(report);
   }
   times.train.cpu_seconds += model_.workers->cpu_seconds();
+  if (look_ahead_ != nullptr) times.read.cpu_seconds += look_ahead_->cpu_seconds();
   const RowCacheStats caches = CacheStats();
   times.pull.cpu_seconds += caches.load_cpu_seconds;
   // Write-back is no stage of the pipeline, and nothing lies behind it that it could wait for.
@@ -89,6 +90,9 @@ IntervalRecord::Performance TrainingRun::Totals() const {
     }
   }
   if (AnyExpires()) now.expiry = CountExpired();
+  if (look_ahead_ != nullptr && look_ahead_->examples_ahead() > 0) {
+    now.look_ahead = {cache.coming_evicted, look_ahead_->examples_ahead(), cache.coming_rows};
+  }
   now.index_bytes = ssd.index_bytes;
   now.resident_bytes = ReadProcessMemory().resident_bytes;
   return now;

@@ -167,6 +167,24 @@ Result<bool> TrainingRun::BeforePull() {
   return drains;
 }
 
+void TrainingRun::AfterPull(const DataCursor& cursor) {
+  if (look_ahead_ == nullptr) return;
+  const RowCacheStats stats = CacheStats();
+  if (look_ahead_->begun()) {
+    look_ahead_->SetPlanned(cursor, {stats.rows - stats.pinned_rows, stats.coming_rows,
+                                     stats.evictions, stats.coming_evicted});
+    return;
+  }
+  // Before that nothing can be gained.
+  if (stats.used_bytes < stats.capacity_bytes / 4 * 3) return;
+  LogText(
+      LogLevel::kInfo,
+      fmt::format("memory fills with rows at example {}: looking ahead for those that come again",
+                  FormatCount(cursor.examples)));
+  const ScopedBinding binding(binding_.reading);
+  look_ahead_->Begin(cursor, cursor.examples - start_examples_);
+}
+
 Status TrainingRun::WriteAhead() {
   // Until the disk has shown its rate; slower than any SSD of today.
   constexpr double kFirstBytesPerSecond = 200e6;
@@ -261,6 +279,7 @@ Result<TrainOutcome> TrainingRun::Run() {
   options.max_set_bytes = memory_.set_bytes;
   for (const auto& filter : planned_filters_) options.admission.push_back(filter.get());
   options.before_pull = [this] { return BeforePull(); };
+  options.after_pull = [this](const DataCursor& cursor) { AfterPull(cursor); };
   options.after_last_pull = [this] { return WriteAheadOfEnd(); };
   pull_ = std::make_unique<PullStage>(options, cache_pointers_);
   HostStage stage;
@@ -290,6 +309,7 @@ Result<TrainOutcome> TrainingRun::Run() {
     status = pipeline.Run();
     final_times_ = pipeline.times();
     pipeline_ = nullptr;
+    if (look_ahead_ != nullptr) look_ahead_->Stop();
   }
   SetProgressLine("");
   const bool stopped_on_purpose = interrupted_ || reached_max_examples_;

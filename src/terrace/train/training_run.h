@@ -19,6 +19,7 @@
 #include "terrace/data/example_source.h"
 #include "terrace/model/metrics.h"
 #include "terrace/pipeline/key_plan.h"
+#include "terrace/pipeline/look_ahead.h"
 #include "terrace/pipeline/pipeline.h"
 #include "terrace/pipeline/stages.h"
 #include "terrace/store/store.h"
@@ -101,6 +102,7 @@ class TrainingRun {
   // Of a disk that fails or is full: adds what the run still has and how it goes on.
   Status WithWayOn(const Status& failure) const;
   Result<bool> BeforePull();
+  void AfterPull(const DataCursor& cursor);
   // True: pinned rows hold more than the caches may have from now on.
   Result<bool> GiveWayToIndex();
   // Writes rows ahead of what a checkpoint could write in checkpoint.final_seconds.
@@ -156,6 +158,8 @@ class TrainingRun {
   // By table; null: every key has a row. Stage 2's are as far as it has planned.
   std::vector<std::unique_ptr<AdmissionFilter>> planned_filters_;
   std::vector<std::unique_ptr<AdmissionFilter>> filters_;
+  std::unique_ptr<FutureKeys> future_keys_;  // Null: nobody looks ahead.
+  std::unique_ptr<LookAhead> look_ahead_;    // Until the pipeline has ended.
   std::vector<std::unique_ptr<RowCache>> caches_;
   std::vector<RowCache*> cache_pointers_;
   std::unique_ptr<PullStage> pull_;  // Made by Run.

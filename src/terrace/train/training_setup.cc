@@ -133,6 +133,8 @@ Status TrainingRun::MakeMemoryPlan() {
   input.index_room_bytes = IndexRoomBytes(job_, *plan_);
   input.validates = job_.has_validation;
   input.filter_bytes = 2 * FilterFilesBytes();
+  input.looks_ahead = job_.cache.look_ahead == "auto" &&
+                      job_.cache.eviction.type == EvictionType::kS3Fifo && job_.pipeline.depth > 0;
   TERRACE_ASSIGN_OR_RETURN(memory_, PlanMemory(input));
   const MemoryLimit limit = ReadMemoryLimit();
   if (limit.bytes > 0 && job_.memory.budget_bytes > limit.bytes) {
@@ -298,6 +300,13 @@ Status TrainingRun::MakeCaches() {
                              IndexRoomBytes(job_, *plan_) - memory_.rows_bytes + kMiB)));
   }
   planned_index_bytes_ = std::min(index_bytes + IndexStep(), memory_.rows_bytes - least);
+  if (memory_.future_bytes > 0) {
+    TERRACE_ASSIGN_OR_RETURN(future_keys_, FutureKeys::Create(memory_.future_bytes));
+    DataOptions data = job_.train_data;
+    data.read_ahead_bytes = train_read_ahead_bytes_;
+    look_ahead_ = std::make_unique<LookAhead>([fs = fs_, data] { return OpenSource(fs, data); },
+                                              job_.training.minibatch, future_keys_.get());
+  }
   const std::vector<std::uint64_t> bytes =
       SplitCacheBytes(job_, *plan_, memory_.rows_bytes - planned_index_bytes_);
   for (std::size_t t = 0; t < plan_->tables.size(); ++t) {
@@ -306,6 +315,7 @@ Status TrainingRun::MakeCaches() {
     options.row_bytes = schema->row_bytes();
     options.capacity_bytes = bytes[t];
     options.eviction = job_.cache.eviction;
+    options.future = future_keys_.get();
     options.flush_bytes = FlushBytes(options.capacity_bytes);
     options.background = job_.pipeline.depth > 0;
     options.clock = clock_;

@@ -1,0 +1,90 @@
+// LookAhead: reads the training log a second time, ahead of the first, and tells the caches which
+// keys will come (FutureKeys), so that rows that are needed again stay in memory. It begins when
+// rows are about to be evicted and reads as far as FutureKeys has room. What it knows changes no
+// bit of a model. Threads: one of its own, which yields; Begin and SetPlanned from one thread
+// (stage 2), the others from any.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "terrace/base/mutex.h"
+#include "terrace/base/status.h"
+#include "terrace/base/thread.h"
+#include "terrace/cache/future_keys.h"
+#include "terrace/data/example_source.h"
+
+namespace terrace {
+
+// What the caches hold and what left them so far.
+struct LookAheadRows {
+  std::uint64_t unpinned = 0;
+  std::uint64_t coming = 0;  // Of these: they stay because they come again.
+  std::uint64_t evicted = 0;
+  std::uint64_t evicted_coming = 0;
+};
+
+// How many examples to look ahead: as far as the rows that come again fit in memory beside those
+// that pass through it. Beyond that, those that come soon would leave for those that come late.
+// Threads: one at a time.
+class LookAheadDistance {
+ public:
+  explicit LookAheadDistance(std::uint64_t examples);
+  std::uint64_t examples() const { return static_cast<std::uint64_t>(examples_); }
+  // planned: examples that have got their rows; ahead: how many beyond were looked at.
+  void Update(std::uint64_t planned, std::uint64_t ahead, const LookAheadRows& rows);
+
+ private:
+  double examples_;
+  std::uint64_t planned_ = 0;  // At the last call.
+  LookAheadRows rows_;
+};
+
+class LookAhead {
+ public:
+  using Open = std::function<Result<std::unique_ptr<ExampleSource>>()>;
+  // open: makes a source of the same examples, on the thread of its own. future: borrowed; nobody
+  // else adds to it.
+  LookAhead(Open open, std::uint32_t minibatch, FutureKeys* future);
+  ~LookAhead() { Stop(); }
+
+  // Examples from `from` on have not got their rows. filled: by how many memory was filled, which
+  // says how far to look at first. REQUIRES: has not begun.
+  void Begin(const DataCursor& from, std::uint64_t filled);
+  bool begun() const { return thread_.joinable(); }
+  // Examples before `cursor` have got their rows. REQUIRES: has begun.
+  void SetPlanned(const DataCursor& cursor, const LookAheadRows& rows) TERRACE_EXCLUDES(mu_);
+
+  // Ends it; the gauges stay. From the thread that owns it.
+  void Stop() TERRACE_EXCLUDES(mu_);
+
+  // Examples that were looked at and have not got their rows yet. A gauge.
+  std::uint64_t examples_ahead() const;
+  double cpu_seconds() const { return cpu_seconds_.load(std::memory_order_relaxed); }
+
+ private:
+  void Loop(const DataCursor& from) TERRACE_EXCLUDES(mu_);
+  // Reads on until the end of the log, or Stop.
+  Status ReadOn(const DataCursor& from) TERRACE_EXCLUDES(mu_);
+  // Blocks: until examples up to `end` may be added. False: it is to stop.
+  bool AwaitRoom(std::uint64_t end) TERRACE_EXCLUDES(mu_);
+  void Add(const Batch& batch);
+
+  const Open open_;
+  const std::uint32_t minibatch_;
+  FutureKeys* const future_;
+  Mutex mu_;
+  CondVar changed_;
+  ExampleSource* source_ TERRACE_GUARDED_BY(mu_) = nullptr;  // While it is read.
+  bool stop_ TERRACE_GUARDED_BY(mu_) = false;
+  LookAheadDistance distance_ TERRACE_GUARDED_BY(mu_){0};
+  // Relaxed: gauges, and how far stage 2 is.
+  std::atomic<std::uint64_t> planned_{0};
+  std::atomic<std::uint64_t> seen_{0};
+  std::atomic<double> cpu_seconds_{0};
+  Thread thread_;
+};
+
+}  // namespace terrace
