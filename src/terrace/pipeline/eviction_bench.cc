@@ -11,6 +11,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -24,6 +25,7 @@
 #include "terrace/data/click_log_generator.h"
 #include "terrace/data/example_source.h"
 #include "terrace/io/file_system.h"
+#include "terrace/pipeline/look_ahead.h"
 #include "terrace/pipeline/testing/aibox_cache.h"
 #include "terrace/pipeline/testing/eviction_trace.h"
 #include "terrace/pipeline/testing/optimal_cache.h"
@@ -141,9 +143,16 @@ Trace MakeTrace(const Log& log, std::size_t most, std::uint64_t rows) {
 // What RowCache does with its policy, without rows, stores and threads.
 class PolicyRun {
  public:
-  PolicyRun(const EvictionOptions& options, std::uint64_t rows)
+  // looks_ahead: at the batches to come, as LookAhead does, each of which has a time of its own.
+  PolicyRun(const EvictionOptions& options, std::uint64_t rows, bool looks_ahead)
       : arena_(kRowBytes, kChunkBytes), rows_(rows) {
-    auto policy = MakeEvictionPolicy(options, &arena_);
+    if (looks_ahead) {
+      constexpr std::uint64_t kFutureBytesPerRow = 14;
+      auto future = FutureKeys::Create(rows * kFutureBytesPerRow);
+      Require(future.ok(), future.status().ToString());
+      future_ = std::move(future).value();
+    }
+    auto policy = MakeEvictionPolicy(options, &arena_, future_.get());
     Require(policy.ok(), policy.status().ToString());
     policy_ = std::move(policy).value();
     const std::uint64_t chunks = rows / arena_.rows_per_chunk() + 1;
@@ -167,11 +176,43 @@ class PolicyRun {
         pinned.pop_front();
       }
       pinned.push_back(Pin(trace.batches[b], b, &scorer));
+      if (future_ != nullptr) LookAheadFrom(b + 1, trace, pinned);
     }
     return scorer.score(watch_.seconds());
   }
 
  private:
+  // Batches before `batch` are pinned or gone.
+  void LookAheadFrom(std::size_t batch, const Trace& trace,
+                     const std::deque<std::vector<EntryId>>& pinned) {
+    constexpr std::uint64_t kTick = FutureKeys::kTickExamples;
+    if (!distance_.has_value()) {
+      if (arena_.used_rows() < rows_ / 4 * 3) return;
+      constexpr std::uint64_t kTimesFilled = 3;
+      distance_.emplace(kTimesFilled * batch * kTick);
+      front_ = batch;
+    }
+    front_ = std::max(front_, batch);
+    LookAheadRows rows;
+    rows.unpinned = arena_.used_rows();
+    for (const std::vector<EntryId>& set : pinned) {
+      for (const EntryId id : set) {
+        if (arena_.entry(id).pins > 0) rows.unpinned -= std::min<std::uint64_t>(rows.unpinned, 1);
+      }
+    }
+    rows.coming = policy_->coming().rows;
+    rows.evicted_coming = policy_->coming().evicted;
+    rows.evicted = evicted_;
+    future_->SetNow(batch * kTick);
+    distance_->Update(batch * kTick, (front_ - batch) * kTick, rows);
+    for (; front_ < trace.batches.size(); ++front_) {
+      if ((front_ + 1 - batch) * kTick > distance_->examples()) break;
+      if (!future_->CanAdd(front_ * kTick)) break;
+      const std::vector<std::uint32_t>& keys = trace.batches[front_];
+      future_->Add(std::vector<Key>(keys.begin(), keys.end()), front_ * kTick);
+    }
+  }
+
   static constexpr std::uint32_t kRowBytes = 8;
   static constexpr std::uint64_t kChunkBytes = std::uint64_t{256} << 10;
   static constexpr std::size_t kGroup = 64, kVictims = 32;  // As RowCache asks.
@@ -211,6 +252,7 @@ class PolicyRun {
         const std::size_t count =
             policy_->TakeVictims(std::min(kVictims, keys.size() - fresh.size()), victims.data());
         watch_.Stop();
+        evicted_ += count;
         Require(count > 0, "no victim, though not every row is pinned");
         for (std::size_t i = 0; i < count; ++i) {
           const Entry& entry = arena_.entry(victims[i]);
@@ -247,6 +289,10 @@ class PolicyRun {
 
   RowArena arena_;
   const std::uint64_t rows_;
+  std::unique_ptr<FutureKeys> future_;  // Null: nobody looks ahead.
+  std::optional<LookAheadDistance> distance_;
+  std::size_t front_ = 0;  // The first batch that was not looked at.
+  std::uint64_t evicted_ = 0;
   std::unique_ptr<EvictionPolicy> policy_;
   std::vector<EntryId> places_;  // (keys) kNoEntry: not in memory.
   Stopwatch watch_;
@@ -284,8 +330,10 @@ void PrintLine(const char* name, const std::vector<Score>& scores) {
 struct NamedPolicy {
   const char* name;
   EvictionOptions options;
+  bool looks_ahead = false;
 };
 const NamedPolicy kPolicies[] = {
+    {"s3_fifo, looking ahead", {.type = EvictionType::kS3Fifo}, true},
     {"s3_fifo", {.type = EvictionType::kS3Fifo}},
     {"lru_lfu", {.type = EvictionType::kLruLfu}},
     {"lru_lfu, share 0.25", {.type = EvictionType::kLruLfu, .lru_share = 0.25}},
@@ -325,7 +373,8 @@ void CompareOn(const char* name, const Log& log, const Settings& settings,
   for (const NamedPolicy& policy : kPolicies) {
     std::vector<Score> scores;
     for (std::size_t p = 0; p < kParts.size(); ++p) {
-      scores.push_back(PolicyRun(policy.options, rows[p]).Run(traces[p], settings.sets));
+      scores.push_back(
+          PolicyRun(policy.options, rows[p], policy.looks_ahead).Run(traces[p], settings.sets));
       Require(scores[p].visits == optimum[p].visits && scores[p].hits <= optimum[p].hits,
               std::string(policy.name) + " is better than the optimum");
       Require(scores[p].hits > 0, std::string(policy.name) + " never hits");
