@@ -43,16 +43,19 @@ def run(*arguments, shown=True):
     if shown:
         say("$ " + " ".join(shorten(c) for c in command))
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    told = 0
     while True:
         try:
             output = process.communicate()[0]
             break
         except KeyboardInterrupt:
             # The program was told as well: it takes a checkpoint, or ends at once when told again.
-            continue
+            told += 1
     if process.returncode == INTERRUPTED or process.returncode == -signal.SIGINT:
         print(output, end="")
         sys.exit(INTERRUPTED)
+    if process.returncode != 0 and told > 1:
+        fail("interrupted twice: the program ended at once")
     if process.returncode != 0:
         print(output)
         fail(f"terrace {arguments[0]} ended with exit status {process.returncode} (its message is above)")

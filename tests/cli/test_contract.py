@@ -39,6 +39,8 @@ def test_results_as_json_carry_a_version(terrace, finished, log, workspace):
 def test_help(terrace):
     for command in ((), ("train",), ("evaluate",), ("predict",), ("inspect",), ("generate",)):
         assert "--help" in terrace.text(*command, "--help")
+    words = " ".join(terrace.text("--help").split())
+    assert "130 interrupted (train: after a checkpoint; a second signal ends it at once, with 1)" in words, words
 
 
 def test_wrong_arguments(terrace, workspace):

@@ -19,8 +19,8 @@ namespace terrace {
 
 inline constexpr int kExitDone = 0;
 inline constexpr int kExitFailed = 1;
-inline constexpr int kExitWrong = 2;  // The arguments, or the job file.
-inline constexpr int kExitInterrupted = 130;
+inline constexpr int kExitWrong = 2;          // The arguments, or the job file.
+inline constexpr int kExitInterrupted = 130;  // Train: after a checkpoint.
 
 // format_version of what commands print with --json (docs/formats/results.md).
 inline constexpr int kResultVersion = 1;

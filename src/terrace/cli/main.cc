@@ -28,9 +28,9 @@ std::atomic<int> g_stop_signals{0};
 static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may only touch such");
 
 extern "C" void OnStopSignal(int) {
-  // The second one ends at once: whoever sends it does not want to wait for a checkpoint. Relaxed:
-  // a count that orders nothing.
-  if (g_stop_signals.fetch_add(1, std::memory_order_relaxed) > 0) _exit(kExitInterrupted);
+  // The second one ends at once: whoever sends it does not want to wait for a checkpoint, and must
+  // not read from the exit code that one was taken. Relaxed: a count that orders nothing.
+  if (g_stop_signals.fetch_add(1, std::memory_order_relaxed) > 0) _exit(kExitFailed);
 }
 
 void HandleStopSignals() {
@@ -289,7 +289,8 @@ int Main(int argc, char** argv) {
   app.set_version_flag("--version", TERRACE_VERSION);
   app.footer(
       "Each command has its own --help. Exit codes: 0 done, 1 failed, 2 wrong arguments or "
-      "job file, 130 interrupted after a checkpoint.");
+      "job file, 130 interrupted (train: after a checkpoint; a second signal ends it at once, with "
+      "1).");
   CommonArguments common;
   Command command;
   AddTrain(&app, &common, &command);
