@@ -149,16 +149,16 @@ def test_a_copy_touches_no_rows_of_the_run(terrace, workspace, log):
     assert len(list((workspace / "disk").iterdir())) == 1
 
 
-@pytest.mark.parametrize("file", ["RUN", "checkpoints/checkpoint-", "dense/dense-", "/manifest-"])
+@pytest.mark.parametrize("file", ["RUN", "checkpoints/checkpoint-", "dense/dense-", "/manifest-", "metrics.jsonl"])
 def test_a_read_that_errs_once_costs_no_checkpoint(terrace, workspace, log, file):
-    job = jobs.tiny([log], checkpoint={"every_batches": 1, "keep": 2})
+    job = jobs.tiny([log], checkpoint={"every_batches": 1, "keep": 2}, metrics={"every_examples": 256})
     run = harness.Run(terrace, workspace, job)
     run.train("--test-kill-at", "checkpoint.before_publish:3").expect(-signal.SIGKILL)
     newest = int(run.checkpoints()[-1].split("-")[1])
-    path = file if file == "RUN" else f"{file}{newest:08}"
+    path = f"{file}{newest:08}" if file.endswith("-") else file
     outcome = run.train("--resume", "--test-faults", f"read:1:flip:{path}").expect(0)
     assert f"resuming from checkpoint {newest} " in outcome.output, outcome.output
-    assert "was read wrongly once" in outcome.output and "left out" not in outcome.output, outcome.output
+    assert "read wrongly once" in outcome.output and "left out" not in outcome.output, outcome.output
     undisturbed = harness.Run(terrace, workspace, job, name="undisturbed")
     undisturbed.train().expect(0)
     harness.assert_same(undisturbed.result(), run.result(), path)
@@ -347,6 +347,32 @@ def test_verify_finds_a_flipped_bit(terrace, finished, workspace):
     rows.write_bytes(data)
     outcome = terrace("inspect", copy, "--verify", log=workspace / "log").expect(1)
     assert rows.name in outcome.output, outcome.output
+
+
+def test_another_figure_in_the_metrics_is_found(terrace, workspace, log):
+    """A line that is still a line: by the checkpoint's checksum, when verified and before a resume appends to it."""
+    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 200}))
+    process = run.start()
+    run.wait_for_metrics(process, 3)
+    process.signal(signal.SIGINT)
+    process.wait(20).expect(130)
+    run.verify()
+    path = run.path / "metrics.jsonl"
+    lines = run.metrics()
+    path.write_text(path.read_text().replace(f'"examples":{lines[1]["examples"]},', f'"examples":{lines[1]["examples"] + 1},', 1))
+    changed = path.read_bytes()
+    outcome = terrace("inspect", run.path, "--verify", log=workspace / "log").expect(1)
+    assert "metrics.jsonl" in outcome.output and "checksum" in outcome.output, outcome.output
+    further = ("--resume", "--set", f"training.max_examples={run.summary()['examples'] + 3000}")
+    outcome = run.train(*further).expect(1)
+    assert "metrics.jsonl" in outcome.output and "--repair" in outcome.output, outcome.output
+    assert path.read_bytes() == changed
+    outcome = terrace("inspect", run.path, "--repair", "--yes", log=workspace / "log").expect(0)
+    assert "takes metrics.jsonl as it is" in outcome.output, outcome.output
+    run.verify()
+    run.train(*further).expect(0)
+    run.verify()
+    assert path.read_bytes().startswith(changed)
 
 
 def test_interrupt(terrace, workspace, log):

@@ -45,6 +45,7 @@ Json PlanJson(const RepairPlan& plan) {
                  {"job_yaml", plan.job},
                  {"summary_json", plan.summary},
                  {"lost_metrics_bytes", plan.metrics_bytes},
+                 {"metrics_accepted", plan.metrics_accepted},
                  {"read_costs", plan.read_costs},
                  {"leftovers", plan.strays},
                  {"leftover_bytes", plan.stray_bytes},
@@ -129,6 +130,9 @@ std::string PlanText(const RepairPlan& plan, const std::string& run) {
   if (plan.metrics_bytes > 0) {
     text += fmt::format("  - gives up {} bytes of metrics.jsonl whose lines are damaged\n",
                         FormatCount(plan.metrics_bytes));
+  }
+  if (plan.metrics_accepted) {
+    text += "  - takes metrics.jsonl as it is: nothing tells which of its figures was changed\n";
   }
   for (const std::string& path : plan.read_costs) {
     text += fmt::format("  - removes {}; the next trainer measures the disk again\n", path);

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "terrace/io/faulty_file_system.h"
+#include "terrace/io/running_checksum.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/io/testing/test_data.h"
 
@@ -33,6 +34,21 @@ class FramedFileTest : public testing::Test {
 
   MemoryFileSystem fs_;
 };
+
+TEST(RunningChecksum, IsThatOfTheWhole) {
+  std::string all;
+  RunningChecksum64 running;
+  EXPECT_EQ(running.value(), Checksum64({}));
+  // Over the lengths at which XXH3 changes its ways.
+  for (const std::size_t size : {1, 15, 3, 200, 0, 1, 1024, 5000}) {
+    const std::string part(size, static_cast<char>('a' + size % 26));
+    all += part;
+    running.Add(Bytes(part));
+    EXPECT_EQ(running.value(), Checksum64(Bytes(all))) << all.size();
+  }
+  const RunningChecksum64 moved = std::move(running);
+  EXPECT_EQ(moved.value(), Checksum64(Bytes(all)));
+}
 
 TEST_F(FramedFileTest, ReadsBackWhatWasWritten) {
   for (const std::string& payload : {std::string(), std::string("x"), std::string(100'000, 'y')}) {

@@ -118,6 +118,9 @@ json CheckpointJson(const Checkpoint& checkpoint) {
                  {"dense_network", checkpoint.dense_network},
                  {"identity", identity},
                  {"job_yaml", checkpoint.job_yaml}};
+  if (checkpoint.metrics_checksum) {
+    object["metrics_checksum"] = HexText(*checkpoint.metrics_checksum);
+  }
   if (CheckpointVersionOf(checkpoint) >= 2) object["admission"] = json::array();
   for (const Checkpoint::FilterFile& filter : checkpoint.admission) {
     object["admission"].push_back({{"table", filter.table}, {"file", DigestJson(filter.digest)}});
@@ -211,6 +214,7 @@ RecordLayout Checkpoint::StoreManifest::record_layout() const {
 }
 
 std::uint32_t CheckpointVersionOf(const Checkpoint& checkpoint) {
+  if (checkpoint.metrics_checksum) return 4;
   for (const Checkpoint::StoreManifest& store : checkpoint.stores) {
     if (store.index == IndexKind::kGroup) return 3;
   }
@@ -263,6 +267,10 @@ Result<Checkpoint> DecodeCheckpoint(const std::string& payload) {
   TERRACE_RETURN_IF_ERROR(ReadCursor(cursor, &checkpoint.cursor));
   TERRACE_RETURN_IF_ERROR(ReadLists(&fields, &checkpoint));
   if (version >= 2) TERRACE_RETURN_IF_ERROR(ReadFilters(&fields, &checkpoint));
+  if (version >= 4) {
+    ReadHex(&fields, "metrics_checksum", &checkpoint.metrics_checksum.emplace());
+    TERRACE_RETURN_IF_ERROR(fields.status());
+  }
   std::string_view progressive;
   std::string_view window;
   if (!cutter.Take(progressive_bytes, &progressive) || !cutter.Take(window_bytes, &window) ||

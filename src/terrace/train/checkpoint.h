@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -50,10 +51,12 @@ struct Checkpoint {
   };
   std::vector<FilterFile> admission;  // One per table that counts shows.
   std::uint64_t metrics_bytes = 0;    // metrics.jsonl is cut back to this on resume.
-  std::string progressive;            // ClickMetrics::Save() of the whole run.
-  std::string window;                 // ... of the current metrics interval.
-  std::string trainer_state;          // JSON of counters that the trainer carries over a resume.
-  std::string dense_network;          // Network::ToText().
+  // XXH3-64 of these bytes; none: of a program that made none.
+  std::optional<std::uint64_t> metrics_checksum;
+  std::string progressive;    // ClickMetrics::Save() of the whole run.
+  std::string window;         // ... of the current metrics interval.
+  std::string trainer_state;  // JSON of counters that the trainer carries over a resume.
+  std::string dense_network;  // Network::ToText().
   std::vector<std::pair<std::string, std::string>> identity;  // IdentifyingSettings().
   std::string job_yaml;  // JobToYaml() of the run that made it.
 };
@@ -109,6 +112,9 @@ class RunFolder {
                             AdmissionFilter* filter) = 0;
   // Publishes. Everything that it names is durable already.
   virtual Status WriteCheckpoint(const Checkpoint& checkpoint) = 0;
+  // Publishes it in the place of the one with its id, which names the same files. kUnavailable: a
+  // reader holds that one; nothing was changed.
+  virtual Status RewriteCheckpoint(const Checkpoint& checkpoint) = 0;
   // Removes the checkpoint's file (first), its dense file and filters. kUnavailable: a reader holds
   // it; nothing was removed. The caller drops the stores' manifests afterwards.
   virtual Status DropCheckpoint(std::uint64_t id) = 0;
@@ -138,8 +144,9 @@ struct HeldCheckpoint {
 // there is none yet.
 Result<HeldCheckpoint> HoldNewestCheckpoint(RunFolder* run);
 
-// Version 2 names admission filters; without any, version 1 is written.
-inline constexpr std::uint32_t kCheckpointVersion = 3;
+// Version 4 has the checksum of the metrics, as all that are made anew; 3 has a store by group, 2
+// names admission filters, 1 has none of these.
+inline constexpr std::uint32_t kCheckpointVersion = 4;
 std::uint32_t CheckpointVersionOf(const Checkpoint& checkpoint);
 // The payload of a checkpoint file, and back (kCorruption: no such payload). For tests too.
 Result<std::string> EncodeCheckpoint(const Checkpoint& checkpoint);

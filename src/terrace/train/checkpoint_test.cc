@@ -195,6 +195,43 @@ TEST_F(RunFolderTest, GoldenFilesOfGroupsAreReadAndWrittenTheSame) {
   EXPECT_EQ(DecodeCheckpoint(*payload).status().code(), StatusCode::kCorruption);
 }
 
+TEST_F(RunFolderTest, GoldenFilesOfCheckedMetricsAreReadAndWrittenTheSame) {
+  Result<std::unique_ptr<RunFolder>> run = Open(Mode::kNew);
+  TERRACE_ASSERT_OK(run);
+  Checkpoint checkpoint = SampleCheckpoint(12);
+  checkpoint.stores[1].index = IndexKind::kGroup;
+  checkpoint.metrics_checksum = 0x00fedcba98765432;
+  TERRACE_ASSERT_OK((*run)->WriteCheckpoint(checkpoint));
+  EXPECT_EQ(ReadAll(FileSystem::Posix(), std::string(TERRACE_TESTDATA) + "/checkpoint_v4.golden"),
+            ReadAll(&fs_, "/runs/a/checkpoints/checkpoint-00000012"));
+  Result<Checkpoint> back = (*run)->ReadCheckpoint(12);
+  TERRACE_ASSERT_OK(back);
+  EXPECT_EQ(back->metrics_checksum, checkpoint.metrics_checksum);
+  EXPECT_EQ(back->stores[1].index, IndexKind::kGroup);
+  // Version 4 is not without it.
+  std::string payload = *EncodeCheckpoint(checkpoint);
+  payload.replace(payload.find("metrics_checksum"), 7, "METRICS");
+  EXPECT_EQ(DecodeCheckpoint(payload).status().code(), StatusCode::kCorruption);
+}
+
+TEST_F(RunFolderTest, ACheckpointIsNotWrittenAnewUnderItsReader) {
+  MakeRun();
+  Result<std::unique_ptr<RunFolder>> run = Open(Mode::kResume);
+  TERRACE_ASSERT_OK(run);
+  Checkpoint checkpoint = *(*run)->ReadCheckpoint(2);
+  checkpoint.metrics_checksum = 5;
+  const Result<std::unique_ptr<RunFolder>> reader = Open(Mode::kRead);
+  TERRACE_ASSERT_OK(reader);
+  {
+    const auto hold = (*reader)->HoldCheckpoint(2);
+    TERRACE_ASSERT_OK(hold);
+    EXPECT_EQ((*run)->RewriteCheckpoint(checkpoint).code(), StatusCode::kUnavailable);
+    EXPECT_EQ((*run)->ReadCheckpoint(2)->metrics_checksum, std::nullopt);
+  }
+  TERRACE_EXPECT_OK((*run)->RewriteCheckpoint(checkpoint));
+  EXPECT_EQ((*run)->ReadCheckpoint(2)->metrics_checksum, 5u);
+}
+
 TEST_F(RunFolderTest, GoldenFilesOfAdmissionAreReadAndWrittenTheSame) {
   Result<std::unique_ptr<RunFolder>> run = Open(Mode::kNew);
   TERRACE_ASSERT_OK(run);

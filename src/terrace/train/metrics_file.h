@@ -1,31 +1,45 @@
 // MetricsFile: metrics.jsonl of a run, appended line by line and cut back to a checkpoint on
-// resume. Threads: one.
+// resume, with a checksum of all that is in it. Threads: one.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "terrace/base/status.h"
 #include "terrace/io/file_system.h"
+#include "terrace/io/running_checksum.h"
 
 namespace terrace {
 
 class MetricsFile {
  public:
-  // Opens or makes `path` and cuts it to `bytes`. kCorruption: the file is shorter.
+  // Opens or makes `path` and cuts it to `bytes`. kCorruption: the file is shorter, or they have
+  // another checksum than the one given; then the file stays as it is.
   static Result<std::unique_ptr<MetricsFile>> Open(FileSystem* fs, const std::string& path,
-                                                   std::uint64_t bytes);
+                                                   std::uint64_t bytes,
+                                                   std::optional<std::uint64_t> checksum);
   Status Append(const std::string& line);  // Without its newline.
   Status Sync();
   std::uint64_t bytes() const { return bytes_; }
+  std::uint64_t checksum() const { return checksum_.value(); }  // XXH3-64 of all bytes().
 
  private:
-  MetricsFile(std::unique_ptr<File> file, std::uint64_t bytes)
-      : file_(std::move(file)), bytes_(bytes) {}
+  MetricsFile(std::unique_ptr<File> file, std::uint64_t bytes, RunningChecksum64 checksum)
+      : file_(std::move(file)), bytes_(bytes), checksum_(std::move(checksum)) {}
   std::unique_ptr<File> file_;
   std::uint64_t bytes_;
+  RunningChecksum64 checksum_;
 };
+
+// Of the first `bytes` of the file, which has as many. Memory: a buffer.
+Result<RunningChecksum64> ChecksumOfMetrics(FileSystem* fs, const std::string& path,
+                                            std::uint64_t bytes);
+// The same, which must be `expected`, else kCorruption. What seems changed is read once more, past
+// the page cache, before it is judged; a warning tells of a read that erred.
+Result<RunningChecksum64> CheckMetrics(FileSystem* fs, const std::string& path, std::uint64_t bytes,
+                                       std::uint64_t expected);
 
 }  // namespace terrace

@@ -187,6 +187,19 @@ Status RunFolderImpl::WriteCheckpoint(const Checkpoint& checkpoint) {
   return OkStatus();
 }
 
+Status RunFolderImpl::RewriteCheckpoint(const Checkpoint& checkpoint) {
+  const std::string path = CheckpointPath(checkpoint.id);
+  // A reader that holds the file that is there would not hold the one that takes its place.
+  const Result<std::unique_ptr<FileLock>> alone = fs_->Lock(path, /*exclusive=*/true);
+  if (!alone.ok()) {
+    return alone.status().WithContext(fmt::format("writing checkpoint {} anew", checkpoint.id));
+  }
+  TERRACE_ASSIGN_OR_RETURN(const std::string payload, EncodeCheckpoint(checkpoint));
+  return WriteFramedFile(fs_, path, kCheckpointMagic, CheckpointVersionOf(checkpoint),
+                         std::as_bytes(std::span(payload)))
+      .status();
+}
+
 Status RunFolderImpl::DropCheckpoint(std::uint64_t id) {
   const std::string path = CheckpointPath(id);
   Result<std::unique_ptr<FileLock>> alone = fs_->Lock(path, /*exclusive=*/true);

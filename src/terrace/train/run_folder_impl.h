@@ -45,6 +45,7 @@ class RunFolderImpl final : public RunFolder {
   Status ReadFilter(const Checkpoint& checkpoint, const std::string& table,
                     AdmissionFilter* filter) override;
   Status WriteCheckpoint(const Checkpoint& checkpoint) override;
+  Status RewriteCheckpoint(const Checkpoint& checkpoint) override;
   Status DropCheckpoint(std::uint64_t id) override;
   Result<std::unique_ptr<FileLock>> HoldCheckpoint(std::uint64_t id) override;
   Result<std::vector<std::string>> ListStrays() override;

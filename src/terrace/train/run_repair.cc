@@ -10,6 +10,7 @@
 #include "terrace/base/sync_point.h"
 #include "terrace/base/units.h"
 #include "terrace/store/read_cost.h"
+#include "terrace/train/metrics_file.h"
 #include "terrace/train/run_reader.h"
 
 namespace terrace {
@@ -71,6 +72,7 @@ Status RunRepair::MakePlan(const RepairOptions& options) {
   for (const DamagedMetrics& stretch : scrub_.damaged_metrics) {
     plan_.metrics_bytes += stretch.bytes;
   }
+  plan_.metrics_accepted = scrub_.metrics_differ;
   for (const Finding& finding : scrub_.read_costs) plan_.read_costs.push_back(finding.file);
   TERRACE_RETURN_IF_ERROR(FindStrays());
   return CheckQuota(options);
@@ -255,15 +257,42 @@ Status RunRepair::MendReports() {
     TERRACE_RETURN_IF_ERROR(WriteFileAtomically(fs_, JoinPath(folder_->path(), "job.yaml"),
                                                 std::as_bytes(std::span(yaml))));
   }
-  if (scrub_.damaged_metrics.empty()) return OkStatus();
-  SyncPoint::Hit("repair.before_metrics");
-  return MendMetrics(fs_, JoinPath(folder_->path(), "metrics.jsonl"), scrub_.metrics_bytes,
-                     scrub_.damaged_metrics);
+  const std::string metrics = JoinPath(folder_->path(), "metrics.jsonl");
+  if (!scrub_.damaged_metrics.empty()) {
+    SyncPoint::Hit("repair.before_metrics");
+    TERRACE_RETURN_IF_ERROR(
+        MendMetrics(fs_, metrics, scrub_.metrics_bytes, scrub_.damaged_metrics));
+  }
+  if (scrub_.metrics.empty()) return OkStatus();
+  for (const CheckpointScrub& named : scrub_.checkpoints) {
+    const bool dropped =
+        std::find(plan_.dropped.begin(), plan_.dropped.end(), named.id) != plan_.dropped.end();
+    if (dropped || !named.checkpoint) continue;
+    Checkpoint checkpoint = *named.checkpoint;
+    TERRACE_RETURN_IF_ERROR(TakeMetricsAsTheyAre(&checkpoint));
+    if (checkpoint.metrics_checksum == named.checkpoint->metrics_checksum) continue;
+    const Status status = folder_->RewriteCheckpoint(checkpoint);
+    if (status.code() == StatusCode::kUnavailable) {
+      return status.WithContext("a reader holds a checkpoint: repair again when it has ended");
+    }
+    TERRACE_RETURN_IF_ERROR(status);
+  }
+  return OkStatus();
+}
+
+Status RunRepair::TakeMetricsAsTheyAre(Checkpoint* checkpoint) {
+  if (!checkpoint->metrics_checksum || scrub_.metrics.empty()) return OkStatus();
+  TERRACE_ASSIGN_OR_RETURN(const RunningChecksum64 checksum,
+                           ChecksumOfMetrics(fs_, JoinPath(folder_->path(), "metrics.jsonl"),
+                                             checkpoint->metrics_bytes));
+  checkpoint->metrics_checksum = checksum.value();
+  return OkStatus();
 }
 
 Status RunRepair::PublishSuccessor() {
   Checkpoint next = *base_->checkpoint;
   next.id = plan_.successor;
+  TERRACE_RETURN_IF_ERROR(TakeMetricsAsTheyAre(&next));
   for (std::size_t s = 0; s < base_->stores.size(); ++s) {
     const StoreScrub& store = base_->stores[s];
     TERRACE_ASSIGN_OR_RETURN(

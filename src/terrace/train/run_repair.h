@@ -9,9 +9,9 @@
 //   - a key section, a header, a footer: the file is written anew from its records, and nothing is
 //   lost
 //   - a marker, job.yaml: written anew from the checkpoint
-//   - metrics.jsonl: the damaged lines are lost; summary.json and read-cost: removed, and made
-//   again by
-//     the next trainer
+//   - metrics.jsonl: the damaged lines are lost, and what else was changed in it stays; checkpoints
+//     get its new checksum
+//   - summary.json and read-cost: removed, and made again by the next trainer
 //
 // Killed at any moment, it leaves a run that can be repaired again: what the plan goes on from is
 // touched only after its successor is published by rename. Threads: one.
@@ -58,6 +58,7 @@ struct RepairPlan {
   std::uint64_t undamaged_examples = 0;
   bool markers = false, job = false, summary = false;
   std::uint64_t metrics_bytes = 0;      // Of the lines that are lost.
+  bool metrics_accepted = false;        // As they are, though something in them was changed.
   std::vector<std::string> read_costs;  // Files that are removed.
   std::vector<std::string> strays;      // That nothing names, likewise.
   std::uint64_t stray_bytes = 0;
@@ -97,6 +98,8 @@ class RunRepair {
   Status CheckQuota(const RepairOptions& options);
   Status RemoveFiles(const std::vector<std::string>& paths);
   Status MendReports();
+  // Gives the checkpoint the checksum of the metrics that are there now.
+  Status TakeMetricsAsTheyAre(Checkpoint* checkpoint);
   // Writes and publishes the successor.
   Status PublishSuccessor();
   // Into files of the successor's own.

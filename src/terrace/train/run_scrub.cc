@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "terrace/store/read_cost.h"
+#include "terrace/train/metrics_file.h"
 #include "terrace/train/run_reader.h"
 #include "terrace/train/summary.h"
 
@@ -54,6 +55,8 @@ class RunScrubber {
   Status ScrubStore(const Checkpoint::StoreManifest& named, CheckpointScrub* checkpoint);
   Status ScrubFiles(StoreScrub* store);
   void ScrubReports();
+  // Of lines that are all lines.
+  void ScrubMetricsChecksum(const std::string& path, std::uint64_t expected);
 
   FileSystem* const fs_;
   RunFolder* const run_;
@@ -178,9 +181,11 @@ void RunScrubber::ScrubReports() {
   } else if (json.status().code() != StatusCode::kNotFound) {  // Before the end there is none.
     Note(summary, json.status(), &scrub_.summary);
   }
+  std::optional<std::uint64_t> checksum;
   for (auto it = scrub_.checkpoints.rbegin(); it != scrub_.checkpoints.rend(); ++it) {
     if (!it->checkpoint) continue;
     scrub_.metrics_bytes = it->checkpoint->metrics_bytes;
+    checksum = it->checkpoint->metrics_checksum;
     break;
   }
   const std::string metrics = At("metrics.jsonl");
@@ -190,12 +195,19 @@ void RunScrubber::ScrubReports() {
   for (const DamagedMetrics& stretch : scrub_.damaged_metrics) {
     scrub_.metrics.push_back({metrics, stretch.offset, stretch.what});
   }
+  if (scrub_.metrics.empty() && checksum) ScrubMetricsChecksum(metrics, *checksum);
   for (const std::string& folder : scrub_.disk_folders) {
     const Status status = CheckRememberedCost(fs_, folder);
     // What a newer program remembers is none of ours.
     const bool damaged = status.code() == StatusCode::kCorruption;
     Note(JoinPath(folder, kReadCostName), damaged ? status : OkStatus(), &scrub_.read_costs);
   }
+}
+
+void RunScrubber::ScrubMetricsChecksum(const std::string& path, std::uint64_t expected) {
+  const Status status = CheckMetrics(fs_, path, scrub_.metrics_bytes, expected).status();
+  Note(path, status, &scrub_.metrics);
+  scrub_.metrics_differ = status.code() == StatusCode::kCorruption;
 }
 
 }  // namespace

@@ -52,6 +52,7 @@ struct RunScrub {
   std::vector<Finding> marker, job, summary, metrics, read_costs;
   std::vector<DamagedMetrics> damaged_metrics;
   std::uint64_t metrics_bytes = 0;      // As the newest checkpoint counts them.
+  bool metrics_differ = false;          // All are lines, but not all as they were written.
   std::set<std::string> store_folders;  // Of all stores of all checkpoints.
   std::set<std::string> disk_folders;   // That hold the folders of the tables.
   // The first thing that is wrong and is no damage: a newer format, a file that may not be opened.

@@ -75,6 +75,7 @@ class RunScrubTest : public testing::Test {
       TERRACE_ASSERT_OK(dense.status());
       checkpoint.dense = {*dense};
       checkpoint.metrics_bytes = metrics.size() + 1;
+      checkpoint.metrics_checksum = Checksum64(io_testing::Bytes(metrics + "\n"));
       checkpoint.job_yaml = JobToYaml(job_);
       TERRACE_ASSERT_OK((*run)->WriteCheckpoint(checkpoint));
     }
@@ -117,7 +118,7 @@ TEST_F(RunScrubTest, AFlippedBitInEveryByteOfASmallFileIsNamed) {
   int files = 0;
   for (const auto& [path, whole] : Contents(&fs_, kRun)) {
     // Those are for people: they have no check, and no later result depends on them.
-    if (path == At("LOCK") || path == At("job.yaml") || path == At("metrics.jsonl")) continue;
+    if (path == At("LOCK") || path == At("job.yaml")) continue;
     // Every byte of parameter files is for store_format_test and tests/crash/flip_sweep.
     if (path.find("/rows-") != std::string::npos) continue;
     ++files;
@@ -129,7 +130,7 @@ TEST_F(RunScrubTest, AFlippedBitInEveryByteOfASmallFileIsNamed) {
     }
     Replace(&fs_, path, whole);
   }
-  EXPECT_EQ(files, 4);  // Marker, checkpoint, dense state, manifest.
+  EXPECT_EQ(files, 5);  // Marker, checkpoint, dense state, manifest, metrics.
   const Result<RunScrub> scrub = Scrub();
   TERRACE_ASSERT_OK(scrub.status());
   EXPECT_TRUE(scrub->Findings().empty());
@@ -196,6 +197,29 @@ TEST_F(RunScrubTest, ANewerLineOfMetricsOrSummaryIsRefused) {
     } else {
       TERRACE_ASSERT_OK(fs_.Remove(At(name)));
     }
+  }
+}
+
+TEST_F(RunScrubTest, ARepairTakesAnotherFigureInALineAsItIs) {
+  const std::string before = ReadAll(&fs_, At("metrics.jsonl"));
+  std::string after = before;
+  after.replace(after.find("interval"), 8, "interVal");
+  Replace(&fs_, At("metrics.jsonl"), after);
+  auto repair = RunRepair::Open(&fs_, kRun, {});
+  TERRACE_ASSERT_OK(repair.status());
+  EXPECT_TRUE((*repair)->plan().metrics_accepted);
+  EXPECT_EQ((*repair)->plan().metrics_bytes, 0u);
+  EXPECT_THAT((*repair)->plan().dropped, testing::IsEmpty());
+  EXPECT_EQ((*repair)->plan().successor, 0u);
+  TERRACE_ASSERT_OK((*repair)->Apply());
+  repair->reset();
+  EXPECT_EQ(ReadAll(&fs_, At("metrics.jsonl")), after);
+  const Result<RunScrub> scrub = Scrub();
+  TERRACE_ASSERT_OK(scrub.status());
+  EXPECT_TRUE(scrub->Findings().empty()) << scrub->Findings()[0].what;
+  // The older checkpoint, which nobody looks at now, may be gone back to.
+  for (const CheckpointScrub& checkpoint : scrub->checkpoints) {
+    EXPECT_EQ(checkpoint.checkpoint->metrics_checksum, Checksum64(io_testing::Bytes(after)));
   }
 }
 

@@ -8,6 +8,10 @@
 #include <nlohmann/json.hpp>
 
 #include "terrace/io/file_system.h"
+#include "terrace/io/framed_file.h"
+#include "terrace/io/testing/memory_file_system.h"
+#include "terrace/io/testing/test_data.h"
+#include "terrace/train/metrics_file.h"
 #include "terrace/train/metrics_scrub.h"
 
 namespace terrace {
@@ -174,6 +178,34 @@ TEST(Metrics, LinesOfEachVersionAreSound) {
     ASSERT_TRUE(damage.ok()) << damage.status().ToString();
     EXPECT_TRUE(damage->empty()) << version;
   }
+}
+
+TEST(Metrics, TheFileHasTheChecksumOfItsLines) {
+  MemoryFileSystem fs;
+  const std::string path = "/metrics.jsonl";
+  const auto checksum_of = [](const std::string& text) {
+    return Checksum64(std::as_bytes(std::span(text)));
+  };
+  {
+    auto file = MetricsFile::Open(&fs, path, 0, std::nullopt);
+    TERRACE_ASSERT_OK(file.status());
+    for (const char* line : {"one", "two", "three"}) TERRACE_ASSERT_OK((*file)->Append(line));
+    EXPECT_EQ((*file)->checksum(), checksum_of("one\ntwo\nthree\n"));
+  }
+  const auto wrong = MetricsFile::Open(&fs, path, 8, checksum_of("one\ntoo\n"));
+  EXPECT_EQ(wrong.status().code(), StatusCode::kCorruption);
+  EXPECT_THAT(wrong.status().message(), HasSubstr("the first 8 bytes have checksum"));
+  EXPECT_EQ(io_testing::ReadAll(&fs, path), "one\ntwo\nthree\n") << "it is not cut";
+  auto file = MetricsFile::Open(&fs, path, 8, checksum_of("one\ntwo\n"));
+  TERRACE_ASSERT_OK(file.status());
+  TERRACE_ASSERT_OK((*file)->Append("four"));
+  EXPECT_EQ(io_testing::ReadAll(&fs, path), "one\ntwo\nfour\n");
+  EXPECT_EQ((*file)->checksum(), checksum_of("one\ntwo\nfour\n"));
+  // More than is read at once.
+  TERRACE_ASSERT_OK((*file)->Append(std::string(3'000'000, 'x')));
+  const std::uint64_t bytes = (*file)->bytes();
+  TERRACE_EXPECT_OK(MetricsFile::Open(&fs, path, bytes, (*file)->checksum()));
+  EXPECT_FALSE(MetricsFile::Open(&fs, path, bytes - 1, (*file)->checksum()).ok());
 }
 
 TEST(Metrics, UnadmittedShowsStandOnlyWhereTheyAreCounted) {

@@ -419,6 +419,7 @@ Status TrainingRun::TakeCheckpoint(bool finished) {
   TERRACE_RETURN_IF_ERROR(WriteFilters(&checkpoint));
   TERRACE_RETURN_IF_ERROR(metrics_file_->Sync());
   checkpoint.metrics_bytes = metrics_file_->bytes();
+  checkpoint.metrics_checksum = metrics_file_->checksum();
   checkpoint.progressive = progressive_.Save();
   checkpoint.window = window_.Save();
   checkpoint.trainer_state = SaveTrainerState();
