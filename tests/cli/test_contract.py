@@ -266,6 +266,24 @@ def test_resume_of_a_finished_run(finished):
     assert finished.result() == before
 
 
+def test_a_finished_run_needs_neither_its_log_nor_its_memory(terrace, workspace, log):
+    data = workspace / "log.tsv"
+    data.write_bytes(log.read_bytes())
+    run = harness.Run(terrace, workspace, jobs.tiny([data]))
+    run.train().expect(0)
+    small = ("--resume", "--set", "memory.budget=24MiB")
+    assert "is finished" in run.train(*small).expect(0).output
+    outcome = run.train(*small, "--set", "seed=12").expect(2)
+    assert "seed: the run has '11', the job now '12'" in outcome.output and "24.00 MiB" in outcome.output, outcome.output
+    data.unlink()
+    for flags in (("--resume",), small):
+        outcome = run.train(*flags).expect(0)
+        assert "is finished" in outcome.output and "was not looked at" in outcome.output, outcome.output
+    # Without its summary it is not done yet.
+    (run.path / "summary.json").unlink()
+    assert str(data) in run.train("--resume").expect(2).output
+
+
 def test_resume_of_a_finished_run_with_another_seed_is_refused(finished):
     outcome = finished.train("--resume", "--set", "seed=12").expect(2)
     assert "seed" in outcome.output and "11" in outcome.output and "12" in outcome.output, outcome.output

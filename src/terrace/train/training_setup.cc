@@ -62,15 +62,13 @@ Status Both(const Status& a, const Status& b) {
 Status TrainingRun::Prepare(RunMode mode) {
   binding_ = MakeBindingPlan(job_);
   interleaving_.emplace(binding_.memory_nodes);
-  TERRACE_RETURN_IF_ERROR(OpenInputs());
-  {
-    const ScopedBinding binding(binding_.training);  // The compute threads are born there.
-    TERRACE_ASSIGN_OR_RETURN(model_, ModelRuntime::Make(job_, *plan_));
+  const Status planned = PlanRun(mode);
+  if (!planned.ok() && mode == RunMode::kResume) {
+    // What a run needed is no matter any more when it is finished.
+    TERRACE_ASSIGN_OR_RETURN(already_finished_, IsFinished(planned));
+    if (already_finished_) return OkStatus();
   }
-  // A run that is there may hold more than a new one can begin with. Before it is deleted.
-  const Status quota = mode == RunMode::kResume ? OkStatus() : CheckQuota();
-  TERRACE_RETURN_IF_ERROR(Both(MakeMemoryPlan(), quota));
-  TERRACE_RETURN_IF_ERROR(MakeFilters());
+  TERRACE_RETURN_IF_ERROR(planned);
   TERRACE_RETURN_IF_ERROR(OpenRun(mode));
   if (already_finished_) return OkStatus();
   TERRACE_RETURN_IF_ERROR(MakeCaches());
@@ -83,6 +81,36 @@ Status TrainingRun::Prepare(RunMode mode) {
   LogText(LogLevel::kInfo, "binding: " + DescribeBinding(binding_));
   LogText(LogLevel::kInfo, DescribeCompaction(job_, stores_->most_bytes()));
   return OkStatus();
+}
+
+Status TrainingRun::PlanRun(RunMode mode) {
+  TERRACE_RETURN_IF_ERROR(OpenInputs());
+  {
+    const ScopedBinding binding(binding_.training);  // The compute threads are born there.
+    TERRACE_ASSIGN_OR_RETURN(model_, ModelRuntime::Make(job_, *plan_));
+  }
+  // A run that is there may hold more than a new one can begin with. Before it is deleted.
+  const Status quota = mode == RunMode::kResume ? OkStatus() : CheckQuota();
+  TERRACE_RETURN_IF_ERROR(Both(MakeMemoryPlan(), quota));
+  return MakeFilters();
+}
+
+Result<bool> TrainingRun::IsFinished(const Status& planned) {
+  const auto run = RunFolder::Open(fs_, job_.output, RunFolder::Mode::kRead, nullptr);
+  if (!run.ok()) return false;
+  const Result<std::vector<std::uint64_t>> ids = (*run)->ListCheckpointFiles();
+  if (!ids.ok() || ids->empty()) return false;
+  const Result<Checkpoint> newest = (*run)->ReadCheckpoint(ids->back());
+  if (!newest.ok() || !newest->finished || !HasSummaryOf(newest->id)) return false;
+  if (plan_) {
+    const Status same = CompareIdentity(
+        newest->identity, IdentifyingSettings(job_, *plan_, *source_), job_.resume.accept);
+    if (!same.ok()) return Both(planned, same);
+  } else {
+    LogText(LogLevel::kWarning,
+            "whether the job is that of the finished run was not looked at: " + planned.message());
+  }
+  return true;
 }
 
 Status TrainingRun::OpenInputs() {
@@ -254,7 +282,7 @@ void TrainingRun::AbandonIfUntrained() {
 }
 
 bool TrainingRun::HasSummaryOf(std::uint64_t checkpoint) {
-  const Result<std::string> json = ReadFileToString(fs_, JoinPath(run_->path(), "summary.json"));
+  const Result<std::string> json = ReadFileToString(fs_, JoinPath(job_.output, "summary.json"));
   if (!json.ok()) return false;
   const Result<RunSummary> summary = SummaryFromJson(*json);
   return summary.ok() && summary->checkpoint == checkpoint;
