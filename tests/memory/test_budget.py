@@ -3,6 +3,7 @@ import math
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 
@@ -128,10 +129,24 @@ def test_within_a_control_group_of_that_size(terrace, workspace, train_log):
 
 def test_too_small_a_budget_says_what_would_do(terrace, workspace, train_log):
     run = harness.Run(terrace, workspace, jobs.evicting([train_log]), **{"memory.budget": "48MiB"})
-    outcome = run.train()
-    assert outcome.code in (1, 2), outcome.output
+    outcome = run.train().expect(2)
     assert "memory.budget" in outcome.output and "MiB" in outcome.output.replace("48.00 MiB", "")
     assert not run.path.exists() or not list(run.path.glob("rows*")), "refused before the store is made"
+
+
+def test_a_resume_whose_index_does_not_fit_is_refused(terrace, workspace):
+    """The job is what is wrong, and the message says which budget would do."""
+    job = jobs.tiny([], data={"format": "synthetic", "rows": 32768, "cardinality": 10**9, "zipf": 0.5},
+                    training={"batch": 4096, "minibatch": 512, "threads": 2}, **{"checkpoint": {"every_batches": 7}})
+    run = harness.Run(terrace, workspace, job, **{"table.dim": 1, "table.index": "key", "memory.budget": "256MiB"})
+    run.train("--test-kill-at", "checkpoint.after_publish").expect(-signal.SIGKILL)
+    refused = run.train("--set", f"output={workspace}/other", "--set", "memory.budget=16MiB").expect(2)
+    least = re.search(r"needs at least (\d+) MiB", refused.output).group(1)
+    before = run.digest()
+    refused = run.train("--resume", "--set", f"memory.budget={least}MiB").expect(2)
+    needed = re.search(r"the index of the run's rows takes .* memory.budget must be at least (\d+) MiB", refused.output).group(1)
+    assert run.digest() == before
+    run.train("--resume", "--set", f"memory.budget={needed}MiB").expect(0)
 
 
 def test_no_memory_left(terrace, workspace, train_log):

@@ -122,6 +122,19 @@ def test_progress_at_the_end_of_a_window(terrace, workspace, log):
     assert lines and all(re.search(r"AUC 0\.\d+ \| log loss 0\.\d+ ", line) for line in lines), lines
 
 
+def test_a_job_file_that_cannot_be_read(terrace, workspace, log):
+    """What the disk fails at is a failure; what is not there, or no job, is an argument that is wrong."""
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    for fault in ("open:1:error:run.yaml", "read:1:error:run.yaml", "read:1:short_read:run.yaml"):
+        assert "reading the job file" in run.train("--test-faults", fault).expect(1).output
+    assert "is a folder" in terrace("train", workspace, log=workspace / "log").expect(2).output
+    run.job_path.write_text("seed: [\n")
+    run.train().expect(2)
+    run.job_path.unlink()
+    assert "reading the job file" in run.train().expect(2).output
+    assert not run.path.exists()
+
+
 def test_output_that_is_a_file_or_not_writable(terrace, workspace, log):
     (workspace / "file").write_text("mine")
     job = jobs.tiny([log])
@@ -129,8 +142,8 @@ def test_output_that_is_a_file_or_not_writable(terrace, workspace, log):
     outcome = run.train().expect(2)
     assert "is a file" in outcome.output
     run = harness.Run(terrace, workspace, job, output=str(workspace / "file" / "below"))
-    outcome = run.train()
-    assert outcome.code in (1, 2) and str(workspace / "file") in outcome.output
+    outcome = run.train().expect(1)
+    assert str(workspace / "file") in outcome.output
     assert (workspace / "file").read_text() == "mine"
 
 

@@ -100,10 +100,7 @@ int PrintResult(const std::string& text) {
 int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
                  const std::atomic<int>* stop_signals) {
   Result<Job> job = ReadJob(fs, arguments.job, arguments.overrides);
-  if (!job.ok()) {
-    LogText(LogLevel::kError, job.status().message());
-    return kExitWrong;
-  }
+  if (!job.ok()) return ReportFailure(job.status());
   for (const std::string& name : arguments.accept) job->resume.accept.push_back(name);
   const RunMode mode = arguments.resume      ? RunMode::kResume
                        : arguments.overwrite ? RunMode::kOverwrite

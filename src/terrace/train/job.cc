@@ -466,6 +466,10 @@ Result<Job> ParseJob(std::string_view yaml, const std::string& base_name,
 
 Result<Job> ReadJob(FileSystem* fs, const std::string& path,
                     const std::vector<std::string>& overrides) {
+  const Result<FileInfo> info = fs->Stat(path);
+  if (info.ok() && info->is_directory) {
+    return InvalidArgumentError(fmt::format("the job file '{}' is a folder", path));
+  }
   Result<std::string> text = ReadFileToString(fs, path);
   if (!text.ok()) return text.status().WithContext("reading the job file");
   return ParseJob(*text, path, overrides);

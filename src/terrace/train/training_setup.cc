@@ -320,7 +320,7 @@ Status TrainingRun::MakeCaches() {
   const std::uint64_t index_bytes = stores_->index_bytes();
   const std::uint64_t least = LeastCacheBytes(job_, *plan_);
   if (memory_.rows_bytes < index_bytes + least) {
-    return OutOfMemoryError(
+    return InvalidArgumentError(
         fmt::format("the index of the run's rows takes {}: memory.budget must be at least {}",
                     FormatBytes(index_bytes),
                     // With room to go on in.
