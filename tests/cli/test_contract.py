@@ -74,6 +74,22 @@ def test_metrics_lines(finished):
     assert lines and all(line["format_version"] == 2 for line in lines)
 
 
+def test_the_last_interval_tells_as_much_as_any(terrace, workspace, log):
+    """It is shorter than the others, and its rows are written by the final checkpoint."""
+    run = harness.Run(terrace, workspace, jobs.tiny([log]), **{"metrics.every_examples": 1500})
+    run.train().expect(0)
+    lines = run.metrics()
+    assert [line["examples"] for line in lines] == [1536, 2000] and lines[-1]["window"]["examples"] == 464
+    for line in lines:
+        channels = line["performance"]["channels"]
+        assert [channel["name"] for channel in channels] == ["read", "pull", "stage"]
+        assert all(channel["capacity"] > 0 for channel in channels), channels
+    stages, whole = [line["performance"]["stages"] for line in lines], run.summary()["stages"]
+    assert stages[-1]["write_back"]["busy_seconds"] > 0
+    for name, stage in whole.items():
+        assert math.isclose(sum(part[name]["busy_seconds"] for part in stages), stage["busy_seconds"], rel_tol=1e-3), name
+
+
 def test_job_of_ten_lines(terrace, workspace, log):
     job = workspace / "job.yaml"
     job.write_text(f"output: {workspace}/run\ndata: {{train: [{log}]}}\nmemory: {{budget: 512MiB}}\n")

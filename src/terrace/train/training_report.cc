@@ -84,10 +84,9 @@ IntervalRecord::Performance TrainingRun::Totals() const {
   now.ssd.disk_bytes = ssd.disk_bytes;
   now.ssd.checkpoint_only_bytes = ssd.checkpoint_only_bytes;
   now.ssd.run = Wear(ssd);
-  if (pipeline_ != nullptr) {
-    for (const ChannelState& channel : pipeline_->channels()) {
-      now.channels.push_back({channel.name, channel.capacity, channel.size, channel.bytes});
-    }
+  for (const ChannelState& channel :
+       pipeline_ != nullptr ? pipeline_->channels() : final_channels_) {
+    now.channels.push_back({channel.name, channel.capacity, channel.size, channel.bytes});
   }
   if (AnyExpires()) now.expiry = CountExpired();
   if (look_ahead_ != nullptr && look_ahead_->examples_ahead() > 0) {

@@ -308,15 +308,13 @@ Result<TrainOutcome> TrainingRun::Run() {
     pipeline_ = &pipeline;
     status = pipeline.Run();
     final_times_ = pipeline.times();
+    final_channels_ = pipeline.channels();
     pipeline_ = nullptr;
     if (look_ahead_ != nullptr) look_ahead_->Stop();
   }
   SetProgressLine("");
   const bool stopped_on_purpose = interrupted_ || reached_max_examples_;
   if (!status.ok() && !stopped_on_purpose) return AfterFailure(status);
-  if (!interrupted_) {
-    if (window_.Compute().examples > 0) TERRACE_RETURN_IF_ERROR(WriteInterval());
-  }
   TERRACE_RETURN_IF_ERROR(WithWayOn(TakeCheckpoint(!interrupted_).WithContext("final checkpoint")));
   stores_->Finish();
   TrainOutcome outcome;
@@ -404,6 +402,8 @@ Status TrainingRun::TakeCheckpoint(bool finished) {
   stores_->OpenReserve();  // This is the checkpoint that it is for.
   const std::uint64_t id = last_checkpoint_ + 1;
   for (RowCache* cache : cache_pointers_) TERRACE_RETURN_IF_ERROR(cache->FlushDirty());
+  // The last interval has what was written for it too: no other follows that could tell of it.
+  if (finished && window_.Compute().examples > 0) TERRACE_RETURN_IF_ERROR(WriteInterval());
   Checkpoint checkpoint;
   checkpoint.id = id;
   checkpoint.cursor = cursor_;

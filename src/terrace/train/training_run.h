@@ -83,6 +83,7 @@ class TrainingRun {
   // Whether a boundary of every `every` examples was passed since `before`.
   static bool Passed(std::uint64_t before, std::uint64_t now, std::uint64_t every);
   Status Validate();
+  // finished: with the interval of metrics that is open.
   Status TakeCheckpoint(bool finished);
   Status DropCheckpointsBeyond(std::size_t keep);
   // For a short quota: whether there was one to drop.
@@ -170,8 +171,10 @@ class TrainingRun {
   std::unique_ptr<PullStage> pull_;  // Made by Run.
   std::unique_ptr<KeyPlanner> validation_planner_;
   std::unique_ptr<MetricsFile> metrics_file_;
-  Pipeline* pipeline_ = nullptr;          // While Run drives it.
-  std::vector<StageReport> final_times_;  // Afterwards.
+  Pipeline* pipeline_ = nullptr;  // While Run drives it.
+  // Afterwards.
+  std::vector<StageReport> final_times_;
+  std::vector<ChannelState> final_channels_;
 
   // Stage 4's.
   DataCursor cursor_;
