@@ -116,10 +116,10 @@ class RowCache {
 
   // Pins the rows of `keys` (distinct) and has those that are not in memory brought there, or
   // created when they exist nowhere: PinnedRows::Wait says when they are. Reserves the memory of
-  // the whole set first and waits for earlier sets to be released until there is enough; nothing is
-  // pinned meanwhile. Blocks: on that wait, on writes when the write buffers are full. kOutOfMemory
-  // at once: more than MaxPinnedRows(). After Abort(): its cause. After a failed write-back: its
-  // failure, until FlushDirty has overcome it. On error nothing is pinned, and no row has changed.
+  // all these first and waits for earlier sets to be released until there is enough; none is pinned
+  // meanwhile, rows of another table's cache may be. Blocks: on that wait, on writes when the write
+  // buffers are full. kOutOfMemory at once: more than MaxPinnedRows(). After Abort(): its cause.
+  // After a failed write-back: its failure, until FlushDirty has overcome it. On error, no change.
   virtual Result<PinnedRows> StartPin(std::span<const Key> keys) = 0;
   // StartPin and Wait.
   Result<PinnedRows> Pin(std::span<const Key> keys);

@@ -134,6 +134,8 @@ Status PullStage::Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool
     planned->token = std::move(token);
     example = planned->end_example;
     minibatch += planned->minibatches;
+    // A set that waits for memory of one table holds its rows of those before: the sets that it
+    // waits for have all of theirs.
     for (std::size_t t = 0; t < caches_.size(); ++t) {
       TableWork& table = planned->tables[t];
       TERRACE_ASSIGN_OR_RETURN(table.pinned, caches_[t]->StartPin(table.keys));

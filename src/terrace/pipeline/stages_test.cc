@@ -1,12 +1,14 @@
 #include "terrace/pipeline/stages.h"
 
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "terrace/base/thread.h"
 #include "terrace/cache/testing/cache_fixture.h"
 #include "terrace/data/example_source.h"
 #include "terrace/io/testing/memory_file_system.h"
@@ -61,6 +63,61 @@ std::vector<std::uint32_t> MinibatchesOfSets(std::size_t drains_at) {
 TEST(PullStage, SetsAreSmallAtTheStartAndAfterAllHadToLeave) {
   EXPECT_THAT(MinibatchesOfSets(1000), ElementsAre(4, 8, 16, 32, 4, 64, 64));
   EXPECT_THAT(MinibatchesOfSets(5), ElementsAre(4, 8, 16, 32, 4, 4, 8, 16, 32, 4, 64));
+}
+
+// A working set of one mini-batch with as many keys as examples in each of two tables.
+std::unique_ptr<WorkItem> SetOfTwoTables(Key first, std::uint32_t examples) {
+  auto batch = std::make_shared<Batch>();
+  batch->examples = examples;
+  batch->slots = 2;
+  batch->label.assign(examples, 0);
+  batch->key_begin.push_back(0);
+  for (std::uint32_t e = 0; e < examples; ++e) {
+    for (int slot = 0; slot < 2; ++slot) {
+      batch->keys.push_back(first + e);
+      batch->key_begin.push_back(static_cast<std::uint32_t>(batch->keys.size()));
+    }
+  }
+  auto item = std::make_unique<WorkItem>();
+  item->batch = std::move(batch);
+  return item;
+}
+
+TEST(PullStage, ASetThatWaitsInOneTableHoldsItsRowsOfTheTablesBefore) {
+  cache_testing::Fixture roomy(4 << 20, /*background=*/true);
+  cache_testing::Fixture tight(1 << 18, /*background=*/true);
+  ASSERT_TRUE(roomy.Open().ok() && tight.Open().ok());
+  const auto rows = static_cast<std::uint32_t>(tight.cache->MaxPinnedRows() * 2 / 3);
+  ASSERT_GE(roomy.cache->MaxPinnedRows(), 2 * rows);
+  PullStage::Options options;
+  options.slots = {{0, 0, false}, {1, 0, false}};
+  options.minibatch = rows;
+  options.resident_sets = 1;
+  PullStage pull(options, {roomy.cache.get(), tight.cache.get()});
+  std::vector<std::unique_ptr<WorkItem>> sets;
+  const auto pull_set = [&](Key first) {
+    bool done = false;
+    return pull.Process(
+        SetOfTwoTables(first, rows),
+        [&](std::unique_ptr<WorkItem> set) -> Status {
+          for (TableWork& table : set->tables) TERRACE_RETURN_IF_ERROR(table.pinned.Wait());
+          sets.push_back(std::move(set));
+          return OkStatus();
+        },
+        &done);
+  };
+  ASSERT_TRUE(pull_set(1).ok());
+  std::unique_ptr<WorkItem> first = std::move(sets[0]);
+  Status status;
+  Thread second("second", ThreadPriority::kNormal, [&] { status = pull_set(1'000'000); });
+  while (tight.cache->stats().reserve_waits == 0) std::this_thread::yield();
+  EXPECT_EQ(roomy.cache->stats().pinned_rows, 2 * rows);
+  EXPECT_EQ(tight.cache->stats().pinned_rows, rows);
+  pull.Recycle(std::move(first));
+  second.Join();
+  EXPECT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(roomy.cache->stats().pinned_rows, rows);
+  EXPECT_EQ(tight.cache->stats().pinned_rows, rows);
 }
 
 // What is done after the last pull is done again as each set goes, while others are alive.
