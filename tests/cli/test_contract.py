@@ -74,6 +74,16 @@ def test_metrics_lines(finished):
     assert lines and all(line["format_version"] == 2 for line in lines)
 
 
+def test_epochs_of_metrics(terrace, workspace, log):
+    """Of the example that comes next, as docs/formats/metrics.md says."""
+    job = jobs.tiny([log], [log], data={"format": "criteo", "train": [str(log)], "validation": [str(log)], "epochs": 2})
+    run = harness.Run(terrace, workspace, job, **{"metrics.every_examples": 1000})
+    run.train().expect(0)
+    assert [(line["kind"], line["examples"], line["epoch"]) for line in run.metrics()] == [
+        ("interval", 1024, 0), ("interval", 2000, 1), ("validation", 2000, 1),
+        ("interval", 3024, 1), ("interval", 4000, 2), ("validation", 4000, 2)]
+
+
 def test_the_last_interval_tells_as_much_as_any(terrace, workspace, log):
     """It is shorter than the others, and its rows are written by the final checkpoint."""
     run = harness.Run(terrace, workspace, jobs.tiny([log]), **{"metrics.every_examples": 1500})
