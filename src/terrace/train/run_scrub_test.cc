@@ -12,6 +12,7 @@
 #include "terrace/base/rng.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/io/testing/test_data.h"
+#include "terrace/train/run_reader.h"
 #include "terrace/train/run_repair.h"
 #include "terrace/train/run_scrub.h"
 
@@ -106,6 +107,15 @@ TEST_F(RunScrubTest, AWholeRunHasNoFindings) {
   TERRACE_ASSERT_OK(scrub.status());
   EXPECT_TRUE(scrub->Findings().empty()) << scrub->Findings()[0].what;
   EXPECT_EQ(scrub->checkpoints.size(), 2u);
+}
+
+// As it was when it was written down: a change of it is one of the format.
+TEST_F(RunScrubTest, TheDigestIsTheSameInEveryProgram) {
+  const auto reader = RunReader::Open(&fs_, kRun);
+  TERRACE_ASSERT_OK(reader.status());
+  const Result<std::string> digest = DigestOf(reader->get());
+  TERRACE_ASSERT_OK(digest.status());
+  EXPECT_EQ(*digest, "62dc661448201ee2e26e9284a5fe6683");
 }
 
 TEST_F(RunScrubTest, AFlippedBitInEveryByteOfASmallFileIsNamed) {
