@@ -401,7 +401,7 @@ Status Worker::TakeCheckpoint() {
                            run_->WriteDense(checkpoint.id, DenseOf(checkpoint.id, examples_)));
   checkpoint.dense.push_back(dense);
   checkpoint.job_yaml = JobToYaml(job_);
-  TERRACE_RETURN_IF_ERROR(run_->WriteCheckpoint(checkpoint));
+  TERRACE_RETURN_IF_ERROR(run_->WriteCheckpoint(checkpoint).status());
   TERRACE_RETURN_IF_ERROR(expected_->Add(Note::kDone, {checkpoint.id, 0, {}}));
   kept_.push_back(checkpoint.id);
   while (kept_.size() > kKeep) {

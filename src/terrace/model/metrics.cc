@@ -62,6 +62,7 @@ ClickMetrics::ClickMetrics() : buckets_(kBuckets) {}
 
 void ClickMetrics::Clear() {
   std::fill(buckets_.begin(), buckets_.end(), Bucket());
+  filled_buckets_ = 0;
   examples_ = 0;
   weight_ = label_sum_ = prediction_sum_ = logloss_sum_ = 0;
 }
@@ -72,6 +73,7 @@ void ClickMetrics::Add(const float* logit, const float* probability, const float
     const double w = weight == nullptr ? 1.0 : weight[i];
     const double clicked = w * label[i];
     Bucket& bucket = buckets_[BucketOf(logit[i])];
+    if (bucket.clicks == 0 && bucket.no_clicks == 0) ++filled_buckets_;
     bucket.clicks += clicked;
     bucket.no_clicks += w - clicked;
     weight_ += w;
@@ -169,6 +171,7 @@ Status ClickMetrics::Restore(const std::string& bytes) {
     next = entry.bucket + 1;
     restored.buckets_[entry.bucket] = {entry.clicks, entry.no_clicks};
   }
+  restored.filled_buckets_ = header.buckets;
   restored.examples_ = header.examples;
   restored.weight_ = header.weight;
   restored.label_sum_ = header.label_sum;
@@ -176,6 +179,12 @@ Status ClickMetrics::Restore(const std::string& bytes) {
   restored.logloss_sum_ = header.logloss_sum;
   *this = std::move(restored);
   return OkStatus();
+}
+
+std::uint64_t ClickMetrics::MostSavedBytes(std::uint64_t more_examples) const {
+  const std::uint64_t more = std::min<std::uint64_t>(more_examples, kBuckets);
+  const std::uint64_t entries = std::min<std::uint64_t>(filled_buckets_ + more, kBuckets);
+  return sizeof(StateHeader) + entries * sizeof(StateEntry);
 }
 
 std::uint64_t ClickMetrics::MemoryBytes() const {

@@ -39,6 +39,8 @@ class ClickMetrics {
   // The whole state, for checkpoints (docs/formats/click_metrics.md); sparse, so short early in a
   // run. Restore: kCorruption on foreign bytes, and nothing is changed.
   std::string Save() const;
+  // Its length after so many more examples, at most.
+  std::uint64_t MostSavedBytes(std::uint64_t more_examples) const;
   Status Restore(const std::string& bytes);
   std::uint64_t MemoryBytes() const;
 
@@ -49,6 +51,7 @@ class ClickMetrics {
 
   // By the top 18 bits of the logit's ordered float representation: 9 bits of mantissa.
   std::vector<Bucket> buckets_;
+  std::uint64_t filled_buckets_ = 0;
   std::uint64_t examples_ = 0;
   double weight_ = 0, label_sum_ = 0, prediction_sum_ = 0, logloss_sum_ = 0;
 };

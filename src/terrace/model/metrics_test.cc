@@ -194,6 +194,10 @@ TEST(ClickMetricsTest, RestoresWhatItSaved) {
   EXPECT_EQ(second.Save(), whole.Save());
   EXPECT_EQ(second.Compute().auc, whole.Compute().auc);
   EXPECT_LT(ClickMetrics().Save().size(), 100u);
+  EXPECT_EQ(ClickMetrics().MostSavedBytes(0), ClickMetrics().Save().size());
+  EXPECT_EQ(whole.MostSavedBytes(0), whole.Save().size());
+  EXPECT_EQ(second.MostSavedBytes(0), second.Save().size());
+  EXPECT_GT(whole.MostSavedBytes(1), whole.Save().size());
 }
 
 TEST(ClickMetricsTest, RefusesEveryDamagedState) {

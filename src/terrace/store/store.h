@@ -25,9 +25,12 @@
 
 namespace terrace {
 
-// The bytes that all stores and checkpoints of a run may hold on disk, each block counted once.
-// Thread-safe. Reserve before writing, settle with what was written, give back when a file is
-// removed.
+// What a file of so many bytes takes of the quota.
+constexpr std::uint64_t WholeBlocks(std::uint64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+// The bytes that a run may hold on disk, in stores, checkpoints and its other files, each block
+// counted once. Thread-safe. Reserve before writing, settle with what was written, give back when a
+// file is removed.
 class DiskQuota {
  public:
   explicit DiskQuota(std::uint64_t limit_bytes) : limit_(limit_bytes) {}

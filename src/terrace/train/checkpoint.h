@@ -110,8 +110,10 @@ class RunFolder {
   // Fills the filter of the table. kCorruption: the file, or the checkpoint names none.
   virtual Status ReadFilter(const Checkpoint& checkpoint, const std::string& table,
                             AdmissionFilter* filter) = 0;
-  // Publishes. Everything that it names is durable already.
-  virtual Status WriteCheckpoint(const Checkpoint& checkpoint) = 0;
+  // Publishes. Everything that it names is durable already. The bytes that its file takes, which
+  // were reserved of `quota`, if there is one.
+  virtual Result<std::uint64_t> WriteCheckpoint(const Checkpoint& checkpoint,
+                                                DiskQuota* quota = nullptr) = 0;
   // Publishes it in the place of the one with its id, which names the same files. kUnavailable: a
   // reader holds that one; nothing was changed.
   virtual Status RewriteCheckpoint(const Checkpoint& checkpoint) = 0;

@@ -79,7 +79,7 @@ Checkpoint CheckpointWithFilter(RunFolder* run, std::uint64_t id, std::uint32_t 
 Status Commit(RunFolder* run, std::uint64_t id) {
   Checkpoint checkpoint = SampleCheckpoint(id);
   TERRACE_ASSIGN_OR_RETURN(checkpoint.dense[0], run->WriteDense(id, SampleDense()));
-  return run->WriteCheckpoint(checkpoint);
+  return run->WriteCheckpoint(checkpoint).status();
 }
 
 class RunFolderTest : public testing::Test {

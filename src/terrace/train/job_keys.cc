@@ -498,8 +498,8 @@ void AddSsd(Builder* b) {
   b->TextList("ssd.paths", ssd(&Job::Ssd::paths), {},
               "Folders for rows, one per disk; a shard lies on one of them. Empty: in output.");
   b->Bytes("ssd.quota", ssd(&Job::Ssd::quota_bytes), std::uint64_t{1} << 20,
-           "Bytes that the run may hold on disk, checkpoints too. A warning tells where the disks "
-           "have less.");
+           "Bytes that the run may hold on disk: rows, checkpoints, `metrics.jsonl` and its small "
+           "files, in blocks of 4 KiB. A warning tells where the disks have less.");
   b->Whole("ssd.shards", ssd(&Job::Ssd::shards), 1, 1024, "Parts of each table on disk.");
   b->Whole("ssd.io_threads", ssd(&Job::Ssd::io_threads), 1, 64,
            "Threads that check and copy what was read, and build the index at a restart, at least "

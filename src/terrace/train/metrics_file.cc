@@ -36,7 +36,8 @@ Result<RunningChecksum64> ChecksumOf(FileSystem* fs, const std::string& path, st
 
 }  // namespace
 
-Result<std::unique_ptr<MetricsFile>> MetricsFile::Open(FileSystem* fs, const std::string& path,
+Result<std::unique_ptr<MetricsFile>> MetricsFile::Open(FileSystem* fs, DiskQuota* quota,
+                                                       const std::string& path,
                                                        std::uint64_t bytes,
                                                        std::optional<std::uint64_t> checksum) {
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs->Open(path, OpenMode::kAppend));
@@ -51,11 +52,18 @@ Result<std::unique_ptr<MetricsFile>> MetricsFile::Open(FileSystem* fs, const std
       checksum ? CheckMetrics(fs, path, bytes, *checksum) : ChecksumOfMetrics(fs, path, bytes);
   TERRACE_RETURN_IF_ERROR(running.status());
   if (size > bytes) TERRACE_RETURN_IF_ERROR(file->Truncate(bytes));
-  return std::unique_ptr<MetricsFile>(new MetricsFile(std::move(file), bytes, std::move(*running)));
+  TERRACE_RETURN_IF_ERROR(quota->Reserve(WholeBlocks(bytes), 0).WithContext(path));
+  return std::unique_ptr<MetricsFile>(
+      new MetricsFile(std::move(file), quota, bytes, std::move(*running)));
 }
 
 Status MetricsFile::Append(const std::string& line) {
   const std::string text = line + "\n";
+  const std::uint64_t needed = WholeBlocks(bytes_ + text.size());
+  if (needed > reserved_bytes_) {
+    TERRACE_RETURN_IF_ERROR(quota_->Reserve(needed - reserved_bytes_, 0));
+    reserved_bytes_ = needed;
+  }
   TERRACE_RETURN_IF_ERROR(file_->WriteAt(bytes_, std::as_bytes(std::span(text))));
   bytes_ += text.size();
   checksum_.Add(std::as_bytes(std::span(text)));

@@ -11,26 +11,37 @@
 #include "terrace/base/status.h"
 #include "terrace/io/file_system.h"
 #include "terrace/io/running_checksum.h"
+#include "terrace/store/store.h"
 
 namespace terrace {
 
 class MetricsFile {
  public:
-  // Opens or makes `path` and cuts it to `bytes`. kCorruption: the file is shorter, or they have
-  // another checksum than the one given; then the file stays as it is.
-  static Result<std::unique_ptr<MetricsFile>> Open(FileSystem* fs, const std::string& path,
-                                                   std::uint64_t bytes,
+  // Opens or makes `path` and cuts it to `bytes`, which are reserved of `quota`, as is what comes
+  // later. kCorruption: the file is shorter, or they have another checksum than the one given; then
+  // the file stays as it is. Borrows the quota.
+  static Result<std::unique_ptr<MetricsFile>> Open(FileSystem* fs, DiskQuota* quota,
+                                                   const std::string& path, std::uint64_t bytes,
                                                    std::optional<std::uint64_t> checksum);
-  Status Append(const std::string& line);  // Without its newline.
+  // Without its newline. kIo: also where the quota has no room; nothing was written.
+  Status Append(const std::string& line);
   Status Sync();
   std::uint64_t bytes() const { return bytes_; }
   std::uint64_t checksum() const { return checksum_.value(); }  // XXH3-64 of all bytes().
 
  private:
-  MetricsFile(std::unique_ptr<File> file, std::uint64_t bytes, RunningChecksum64 checksum)
-      : file_(std::move(file)), bytes_(bytes), checksum_(std::move(checksum)) {}
+  MetricsFile(std::unique_ptr<File> file, DiskQuota* quota, std::uint64_t bytes,
+              RunningChecksum64 checksum)
+      : file_(std::move(file)),
+        quota_(quota),
+        bytes_(bytes),
+        reserved_bytes_(WholeBlocks(bytes)),
+        checksum_(std::move(checksum)) {}
+
   std::unique_ptr<File> file_;
+  DiskQuota* const quota_;
   std::uint64_t bytes_;
+  std::uint64_t reserved_bytes_;
   RunningChecksum64 checksum_;
 };
 

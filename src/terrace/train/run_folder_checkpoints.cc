@@ -174,17 +174,24 @@ Status RunFolderImpl::KeepJob(const std::string& yaml) {
   return WriteFileAtomically(fs_, At("job.yaml"), std::as_bytes(std::span(yaml)));
 }
 
-Status RunFolderImpl::WriteCheckpoint(const Checkpoint& checkpoint) {
+Result<std::uint64_t> RunFolderImpl::WriteCheckpoint(const Checkpoint& checkpoint,
+                                                     DiskQuota* quota) {
   // For people: the checkpoint has the job too.
   TERRACE_RETURN_IF_ERROR(KeepJob(checkpoint.job_yaml));
   TERRACE_ASSIGN_OR_RETURN(const std::string payload, EncodeCheckpoint(checkpoint));
+  const std::uint64_t bytes = WholeBlocks(kFrameHeaderBytes + payload.size());
+  if (quota != nullptr) TERRACE_RETURN_IF_ERROR(quota->Reserve(bytes, 0));
   SyncPoint::Hit("checkpoint.before_publish");
-  TERRACE_RETURN_IF_ERROR(WriteFramedFile(fs_, CheckpointPath(checkpoint.id), kCheckpointMagic,
-                                          CheckpointVersionOf(checkpoint),
-                                          std::as_bytes(std::span(payload)))
-                              .status());
+  const Status written =
+      WriteFramedFile(fs_, CheckpointPath(checkpoint.id), kCheckpointMagic,
+                      CheckpointVersionOf(checkpoint), std::as_bytes(std::span(payload)))
+          .status();
+  if (!written.ok()) {
+    if (quota != nullptr) quota->Release(bytes);
+    return written;
+  }
   SyncPoint::Hit("checkpoint.after_publish");
-  return OkStatus();
+  return bytes;
 }
 
 Status RunFolderImpl::RewriteCheckpoint(const Checkpoint& checkpoint) {

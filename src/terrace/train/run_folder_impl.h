@@ -44,7 +44,7 @@ class RunFolderImpl final : public RunFolder {
                                  AdmissionFilter* filter) override;
   Status ReadFilter(const Checkpoint& checkpoint, const std::string& table,
                     AdmissionFilter* filter) override;
-  Status WriteCheckpoint(const Checkpoint& checkpoint) override;
+  Result<std::uint64_t> WriteCheckpoint(const Checkpoint& checkpoint, DiskQuota* quota) override;
   Status RewriteCheckpoint(const Checkpoint& checkpoint) override;
   Status DropCheckpoint(std::uint64_t id) override;
   Result<std::unique_ptr<FileLock>> HoldCheckpoint(std::uint64_t id) override;

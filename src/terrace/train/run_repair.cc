@@ -37,8 +37,6 @@ std::string LostBlocksText(const StoreScrub& store, const StoreLosses& losses) {
       blocks, store.options.layout.table, where);
 }
 
-std::uint64_t WholeBlocks(std::uint64_t bytes) { return AlignUp(bytes, kBlockBytes); }
-
 }  // namespace
 
 std::uint64_t RepairPlan::lost_rows() const {
@@ -206,8 +204,12 @@ Status RunRepair::CheckQuota(const RepairOptions& options) {
   for (const Checkpoint::FilterFile& filter : base_->checkpoint->admission) {
     plan_.write_bytes += WholeBlocks(filter.digest.size);
   }
+  TERRACE_ASSIGN_OR_RETURN(const std::string payload, EncodeCheckpoint(*base_->checkpoint));
+  plan_.write_bytes += WholeBlocks(kFrameHeaderBytes + payload.size()) + kBlockBytes;
   std::uint64_t used = 0;
   std::set<std::string> folders = scrub_.store_folders;
+  folders.insert(folder_->path());
+  folders.insert(JoinPath(folder_->path(), "checkpoints"));
   folders.insert(JoinPath(folder_->path(), "dense"));
   folders.insert(JoinPath(folder_->path(), "admission"));
   const std::set<std::string> strays(plan_.strays.begin(), plan_.strays.end());
@@ -216,7 +218,8 @@ Status RunRepair::CheckQuota(const RepairOptions& options) {
     if (entries.status().code() == StatusCode::kNotFound) continue;
     if (!entries.ok()) return entries.status();
     for (const FileInfo& entry : *entries) {
-      if (!strays.contains(JoinPath(folder, entry.name))) used += WholeBlocks(entry.size);
+      if (entry.is_directory || strays.contains(JoinPath(folder, entry.name))) continue;
+      used += WholeBlocks(entry.size);
     }
   }
   const std::uint64_t quota = options.quota_bytes.value_or(base_->job->ssd.quota_bytes);
@@ -303,7 +306,7 @@ Status RunRepair::PublishSuccessor() {
   TERRACE_ASSIGN_OR_RETURN(next.dense[0], folder_->WriteDense(next.id, dense));
   TERRACE_RETURN_IF_ERROR(CopyFilters(&next));
   SyncPoint::Hit("repair.before_publish");
-  TERRACE_RETURN_IF_ERROR(folder_->WriteCheckpoint(next));
+  TERRACE_RETURN_IF_ERROR(folder_->WriteCheckpoint(next).status());
   SyncPoint::Hit("repair.after_publish");
   return OkStatus();
 }

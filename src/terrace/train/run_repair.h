@@ -62,7 +62,7 @@ struct RepairPlan {
   std::vector<std::string> read_costs;  // Files that are removed.
   std::vector<std::string> strays;      // That nothing names, likewise.
   std::uint64_t stray_bytes = 0;
-  std::uint64_t write_bytes = 0;  // Of rows, manifests and dense state, at most.
+  std::uint64_t write_bytes = 0;  // Of what a checkpoint names and of its own file, at most.
 
   bool empty() const { return findings.empty() && dropped.empty() && strays.empty(); }
   // Rows that the repair gives up, those whose keys nothing tells included.

@@ -13,6 +13,8 @@ namespace terrace {
 namespace {
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+// Mini-batches that need no new look at a quota with room for several checkpoints.
+constexpr std::uint64_t kStepsBetweenSums = 16;
 
 }  // namespace
 
@@ -116,7 +118,8 @@ Status TrainingRun::CheckStop() {
 
 std::uint64_t TrainingRun::CheckpointBytes() const {
   // Pinned rows are dirty, or will be soon.
-  std::uint64_t bytes = 2 * MostDenseFileBytes() + FilterFilesBytes() + kMiB;
+  std::uint64_t bytes =
+      2 * MostDenseFileBytes() + FilterFilesBytes() + MostCheckpointFileBytes() + kMiB;
   for (std::size_t t = 0; t < caches_.size(); ++t) {
     bytes +=
         caches_[t]->dirty_bytes() + stores_->MostWriteBytes(t, caches_[t]->stats().pinned_rows, 1);
@@ -137,10 +140,35 @@ std::uint64_t TrainingRun::FilterFilesBytes() const {
   return bytes;
 }
 
+std::uint64_t TrainingRun::MostCheckpointFileBytes() const {
+  // In JSON a character of these texts takes two bytes at most. Numbers and names are less than the
+  // rest.
+  std::uint64_t text = job_text_bytes_ + identity_bytes_ + model_.network->ToText().size();
+  std::size_t path = job_.output.size();
+  for (const std::string& folder : job_.ssd.paths) path = std::max(path, folder.size());
+  for (const TablePlan& table : plan_->tables) {
+    text += (static_cast<std::uint64_t>(job_.ssd.shards) + 1) *
+            (table.schema.ToText().size() + path + 1024);
+  }
+  const std::uint64_t more = kStepsBetweenSums * job_.training.minibatch;
+  return WholeBlocks(2 * text + kMiB / 16 + progressive_.MostSavedBytes(more) +
+                     window_.MostSavedBytes(more));
+}
+
+std::uint64_t TrainingRun::SmallFilesBytes() const {
+  // Marker, lock, summary and what reads cost; folders take blocks as well, more as files come.
+  constexpr std::uint64_t kRunBytes = kMiB / 8, kFolderBytes = kMiB / 64;
+  const std::uint64_t folders =
+      plan_->tables.size() * (static_cast<std::uint64_t>(job_.ssd.shards) + 1) +
+      2 * job_.ssd.paths.size();
+  // job.yaml, which is replaced by a new one.
+  return kRunBytes + 2 * WholeBlocks(job_text_bytes_) + folders * kFolderBytes;
+}
+
 Status TrainingRun::ReserveForLastCheckpoint() {
   // Where there is room for several checkpoints, the sums are made anew every few mini-batches:
   // what these change is less.
-  if (quota_has_room_ && steps_ % 16 != 0) return OkStatus();
+  if (quota_has_room_ && steps_ % kStepsBetweenSums != 0) return OkStatus();
   const std::uint64_t needed = CheckpointBytes() + job_.ssd.file_bytes;
   stores_->SetKeepFree(needed);
   quota_has_room_ = quota_->HasFree(4 * needed);
@@ -426,11 +454,12 @@ Status TrainingRun::TakeCheckpoint(bool finished) {
   checkpoint.dense_network = model_.network->ToText();
   checkpoint.identity = IdentifyingSettings(job_, *plan_, *source_);
   checkpoint.job_yaml = JobToYaml(job_);
-  TERRACE_RETURN_IF_ERROR(run_->WriteCheckpoint(checkpoint));
+  TERRACE_ASSIGN_OR_RETURN(const std::uint64_t own_bytes,
+                           run_->WriteCheckpoint(checkpoint, quota_.get()));
   last_checkpoint_ = id;
   {
     MutexLock lock(&checkpoints_mu_);
-    kept_.push_back({id, WholeBlocks(digest->size) + FilterFilesBytes()});
+    kept_.push_back({id, own_bytes + WholeBlocks(digest->size) + FilterFilesBytes()});
   }
   SyncPoint::Hit("checkpoint.before_drop");
   return DropCheckpointsBeyond(static_cast<std::size_t>(job_.checkpoint.keep));

@@ -37,9 +37,6 @@
 
 namespace terrace {
 
-// What a file of so many bytes takes of the quota.
-constexpr std::uint64_t WholeBlocks(std::uint64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
-
 class TrainingRun {
  public:
   TrainingRun(FileSystem* fs, Clock* clock, const Job& job, const std::atomic<int>* stop_signals);
@@ -97,6 +94,12 @@ class TrainingRun {
   std::uint64_t CheckpointBytes() const;
   std::uint64_t MostDenseFileBytes() const;
   std::uint64_t FilterFilesBytes() const;
+  // Of the checkpoint's own file, some mini-batches from now.
+  std::uint64_t MostCheckpointFileBytes() const;
+  // Of the files that a run has once and of its folders.
+  std::uint64_t SmallFilesBytes() const;
+  // Reserves what checkpoints hold beside the stores, damaged ones too, and notes each one's.
+  Status ReserveKept(std::span<const Checkpoint> kept) TERRACE_EXCLUDES(checkpoints_mu_);
   // Into the checkpoint.
   Status WriteFilters(Checkpoint* checkpoint);
   // Of one that admits keys too soon, once.
@@ -151,6 +154,7 @@ class TrainingRun {
   std::uint64_t train_read_ahead_bytes_ = 0;
   std::unique_ptr<ExampleSource> source_;
   std::optional<ModelPlan> plan_;
+  std::uint64_t job_text_bytes_ = 0, identity_bytes_ = 0;
   ModelRuntime model_;
   std::vector<std::size_t> fixed_capacities_;
   std::vector<std::size_t> capacities_;
@@ -208,7 +212,7 @@ class TrainingRun {
   Mutex checkpoints_mu_;
   struct Kept {
     std::uint64_t id = 0;
-    std::uint64_t bytes = 0;  // Of the quota: its dense file and its filters.
+    std::uint64_t bytes = 0;  // Of the quota: its own file, its dense file and its filters.
   };
   std::vector<Kept> kept_ TERRACE_GUARDED_BY(checkpoints_mu_);  // Oldest first.
   Mutex stop_mu_;

@@ -130,6 +130,10 @@ Status TrainingRun::OpenInputs() {
   TERRACE_ASSIGN_OR_RETURN(source_, std::move(source));
   TERRACE_ASSIGN_OR_RETURN(ModelPlan plan, MakeModelPlan(job_, source_->schema()));
   plan_.emplace(std::move(plan));
+  job_text_bytes_ = JobToYaml(job_).size();
+  for (const auto& [path, value] : IdentifyingSettings(job_, *plan_, *source_)) {
+    identity_bytes_ += path.size() + value.size() + 16;
+  }
   for (const TablePlan& table : plan_->tables)
     rates_.sparse.emplace_back(table.learning_rates.size());
   return OkStatus();
@@ -192,6 +196,7 @@ Status TrainingRun::OpenRun(RunMode mode) {
   const ScopedBinding binding(binding_.io);  // Where the stores' threads are born.
   TERRACE_ASSIGN_OR_RETURN(run_, RunFolder::Open(fs_, job_.output, FolderMode(mode), &job_));
   quota_ = std::make_unique<DiskQuota>(job_.ssd.quota_bytes);
+  TERRACE_RETURN_IF_ERROR(quota_->Reserve(SmallFilesBytes(), 0));
   RunStores::Options options;
   options.io_buffer_bytes = memory_.io_buffer_bytes;
   options.background = job_.pipeline.depth > 0;
@@ -208,19 +213,14 @@ Status TrainingRun::OpenRun(RunMode mode) {
     TERRACE_RETURN_IF_ERROR(run_->RemoveStrays());
     TERRACE_ASSIGN_OR_RETURN(
         stores_, RunStores::Create(fs_, clock_, quota_.get(), run_.get(), job_, *plan_, options));
-    TERRACE_ASSIGN_OR_RETURN(metrics_file_, MetricsFile::Open(fs_, metrics_path, 0, std::nullopt));
+    TERRACE_ASSIGN_OR_RETURN(
+        metrics_file_, MetricsFile::Open(fs_, quota_.get(), metrics_path, 0, std::nullopt));
     return OkStatus();
   }
   std::vector<Checkpoint> kept;
   for (std::uint64_t id : ids) {
     TERRACE_ASSIGN_OR_RETURN(Checkpoint checkpoint, run_->ReadCheckpoint(id));
     kept.push_back(std::move(checkpoint));
-    std::uint64_t bytes = 0;
-    for (const FileDigest& dense : kept.back().dense) bytes += WholeBlocks(dense.size);
-    for (const auto& filter : kept.back().admission) bytes += WholeBlocks(filter.digest.size);
-    TERRACE_RETURN_IF_ERROR(quota_->Reserve(bytes, 0));
-    MutexLock lock(&checkpoints_mu_);
-    kept_.push_back({id, bytes});
   }
   const Checkpoint& newest = kept.back();
   // Of a finished run too: a job with another seed has not been trained.
@@ -232,16 +232,43 @@ Status TrainingRun::OpenRun(RunMode mode) {
     return OkStatus();
   }
   TERRACE_RETURN_IF_ERROR(run_->RemoveStrays());
+  TERRACE_RETURN_IF_ERROR(ReserveKept(kept));
   TERRACE_ASSIGN_OR_RETURN(stores_, RunStores::Open(fs_, clock_, quota_.get(), run_.get(), job_,
                                                     *plan_, options, newest, kept));
-  TERRACE_ASSIGN_OR_RETURN(metrics_file_, MetricsFile::Open(fs_, metrics_path, newest.metrics_bytes,
-                                                            newest.metrics_checksum));
+  TERRACE_ASSIGN_OR_RETURN(
+      metrics_file_, MetricsFile::Open(fs_, quota_.get(), metrics_path, newest.metrics_bytes,
+                                       newest.metrics_checksum));
   return Restore(newest);
+}
+
+Status TrainingRun::ReserveKept(std::span<const Checkpoint> kept) {
+  MutexLock lock(&checkpoints_mu_);
+  std::uint64_t all = 0, of_kept = 0;
+  std::map<std::string, std::uint64_t> own;  // By the name of a checkpoint's file.
+  for (const char* folder : {"checkpoints", "dense", "admission"}) {
+    Result<std::vector<FileInfo>> entries = fs_->List(JoinPath(run_->path(), folder));
+    if (entries.status().code() == StatusCode::kNotFound) continue;
+    if (!entries.ok()) return entries.status();
+    for (const FileInfo& entry : *entries) {
+      all += WholeBlocks(entry.size);
+      own[entry.name] = WholeBlocks(entry.size);
+    }
+  }
+  for (const Checkpoint& checkpoint : kept) {
+    std::uint64_t bytes = own[fmt::format("checkpoint-{:08}", checkpoint.id)];
+    for (const FileDigest& dense : checkpoint.dense) bytes += WholeBlocks(dense.size);
+    for (const auto& filter : checkpoint.admission) bytes += WholeBlocks(filter.digest.size);
+    kept_.push_back({checkpoint.id, bytes});
+    of_kept += bytes;
+  }
+  // What is given back is what they name, should somebody have taken a file away.
+  return quota_->Reserve(std::max(all, of_kept), 0);
 }
 
 Status TrainingRun::CheckQuota() const {
   const std::uint64_t least = 2 * job_.ssd.file_bytes + 3 * MostDenseFileBytes() +
-                              3 * FilterFilesBytes() + 4 * LeastCacheBytes(job_, *plan_);
+                              3 * FilterFilesBytes() + 3 * MostCheckpointFileBytes() +
+                              SmallFilesBytes() + 4 * LeastCacheBytes(job_, *plan_);
   if (job_.ssd.quota_bytes >= least) return OkStatus();
   return InvalidArgumentError(
       fmt::format("ssd.quota of {} is too small: a checkpoint, the rows of a mini-batch and "
