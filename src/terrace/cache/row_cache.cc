@@ -237,6 +237,8 @@ Result<PinnedRows> RowCacheImpl::StartPin(std::span<const Key> keys) {
     pinned = std::move(spare_pins_.back());
     spare_pins_.pop_back();
   }
+  // Faster than rows come, and less than the work of the Pin itself; it frees entries for it.
+  SweepExpired(std::max(kSweepSlots, 4 * keys.size()));
   pinned.entries_.assign(keys.size(), kNoEntry);
   pinned.rows_.resize(keys.size());
   TERRACE_RETURN_IF_ERROR(Reserve(keys));
@@ -465,6 +467,25 @@ bool RowCacheImpl::LeaveExpired(EntryId id) {
   map_.Erase(MixKey(entry.key), id);
   arena_.Free(id);
   return true;
+}
+
+bool RowCacheImpl::SweepExpired(std::size_t slots) {
+  if (options_.expiry == nullptr) return false;
+  if (sweep_points_ == swept_points_) {
+    sweep_points_ = options_.expiry->points();
+    if (sweep_points_ == swept_points_) return false;
+    sweep_chunk_ = sweep_slot_ = 0;
+  }
+  for (; sweep_chunk_ < arena_.chunk_numbers(); ++sweep_chunk_) {
+    for (; arena_.present(sweep_chunk_) && sweep_slot_ < arena_.touched(sweep_chunk_);
+         ++sweep_slot_) {
+      if (slots-- == 0) return true;
+      LeaveExpired(arena_.id(sweep_chunk_, sweep_slot_));
+    }
+    sweep_slot_ = 0;
+  }
+  swept_points_ = sweep_points_;
+  return false;
 }
 
 void RowCacheImpl::WithHeld(std::span<const Key> keys,

@@ -46,7 +46,9 @@ struct RowCacheOptions {
   // Fills the row that a key starts with: a pure function of the key.
   std::function<void(Key, std::byte*)> create_row;
   Clock* clock = Clock::Real();
-  // Null: rows stay. Else a row that may go is not written back; its store drops what it has of it.
+  // Null: rows stay. Else a row that may go is not written back, and leaves if nobody pins it:
+  // after each point every Pin goes through some of the rows, and FlushDirty through those that are
+  // left. Its store drops what it has of it.
   const RowExpiry* expiry = nullptr;
 };
 

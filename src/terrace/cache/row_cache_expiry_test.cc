@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -45,9 +46,13 @@ void FreshRow(Key key, std::byte* row) {
   std::memset(row, 0, sizeof(std::uint64_t));
 }
 
-class Expiring : public testing::TestWithParam<bool> {
+class ExpiringByEither : public testing::TestWithParam<std::tuple<bool, IndexKind>> {
  protected:
-  void SetUp() override { TERRACE_ASSERT_OK(tiers_.Open()); }
+  void SetUp() override {
+    tiers_.store_options()->index = std::get<1>(GetParam());
+    tiers_.store_options()->expected_rows = kKeys;
+    TERRACE_ASSERT_OK(tiers_.Open());
+  }
   RowCache& cache() { return tiers_.cache(); }
   void Pass() {
     expiry_.Pass();
@@ -55,10 +60,12 @@ class Expiring : public testing::TestWithParam<bool> {
   }
 
   Deadlines expiry_;
-  StoreTiers tiers_{GetParam(), FreshRow, &expiry_};
+  StoreTiers tiers_{std::get<0>(GetParam()), FreshRow, &expiry_};
 };
+// What follows from the stores' asking who holds a row, as those with an index by key do.
+class Expiring : public ExpiringByEither {};
 
-TEST_P(Expiring, NothingAliveIsLostAndNothingExpiredIsTrainedOn) {
+TEST_P(ExpiringByEither, NothingAliveIsLostAndNothingExpiredIsTrainedOn) {
   std::map<Key, Row> model;
   Rng rng(5);
   const auto check = [&](Key key, const std::byte* row) {
@@ -142,10 +149,10 @@ TEST_P(Expiring, RowsThatNobodyPinsLeaveTheCacheWithTheStoresRecord) {
   ASSERT_NO_FATAL_FAILURE(train(1));
   TERRACE_ASSERT_OK(cache().FlushDirty());
   EXPECT_EQ(cache().stats().rows, keys.size());
-  expiry_.Pass();
   {
     auto pinned = cache().Pin({keys.data(), 50});
     TERRACE_ASSERT_OK(pinned);
+    expiry_.Pass();
     TERRACE_ASSERT_OK(tiers_.Compact());
     EXPECT_EQ(cache().stats().rows, 50u) << "pinned rows stay";
     EXPECT_EQ(tiers_.store_stats().rows_expired, keys.size() - 50);
@@ -244,7 +251,90 @@ TEST(ExpiringRows, AreHeldUntilTheLastWriteOfAClosedCache) {
   EXPECT_EQ(tiers.store_stats().live_rows, 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Threads, Expiring, testing::Bool());
+// Rows that no file holds, too.
+TEST_P(ExpiringByEither, RowsThatNobodyPinsLeaveTheCache) {
+  const std::vector<Key> keys = KeyRange(0, 300);
+  const std::vector<Key> others = KeyRange(1000, 10);
+  const auto train = [&](std::span<const Key> some, PinnedRows* pinned, std::uint64_t deadline) {
+    auto made = cache().Pin(some);
+    TERRACE_ASSERT_OK(made);
+    for (std::size_t w = 0; w < some.size(); ++w) {
+      std::memcpy(made->row(w), &deadline, sizeof deadline);
+    }
+    made->MarkDirty(0, some.size());
+    *pinned = std::move(made).value();
+  };
+  PinnedRows some, kept;
+  ASSERT_NO_FATAL_FAILURE(train(keys, &some, 1));
+  some.Release();
+  ASSERT_NO_FATAL_FAILURE(train(std::span(keys).first(20), &kept, 1));
+  ASSERT_NO_FATAL_FAILURE(train(others, &some, 9));
+  some.Release();
+  EXPECT_EQ(cache().stats().rows, keys.size() + others.size());
+  Pass();
+  // The next Pin has room for a small cache's rows.
+  ASSERT_NO_FATAL_FAILURE(train(others, &some, 9));
+  some.Release();
+  EXPECT_EQ(cache().stats().rows, 20 + others.size()) << "pinned rows stay, and living ones";
+  EXPECT_EQ(cache().stats().expired, keys.size() - 20);
+  EXPECT_EQ(tiers_.store_stats().rows_written, 0u);
+  kept.Release();
+  // Without a Pin after the point, a flush has them leave.
+  Pass();
+  TERRACE_ASSERT_OK(cache().FlushDirty());
+  EXPECT_EQ(cache().stats().rows, others.size());
+  EXPECT_EQ(cache().stats().expired, keys.size());
+  EXPECT_EQ(tiers_.store_stats().rows_written, others.size()) << "expired rows are not written";
+  // Stored rows leave as well, whatever the store does about its own.
+  for (int point = 0; point < 7; ++point) expiry_.Pass();
+  TERRACE_ASSERT_OK(cache().FlushDirty());
+  EXPECT_EQ(cache().stats().rows, 0u);
+  // They begin anew.
+  ASSERT_NO_FATAL_FAILURE(train(keys, &some, 20));
+  some.Release();
+  TERRACE_ASSERT_OK(cache().FlushDirty());
+  TERRACE_ASSERT_OK(tiers_.Compact());
+  EXPECT_EQ(tiers_.store_stats().live_rows, keys.size());
+}
+
+// A sweep of a large cache goes on from Pin to Pin, while others come and go.
+TEST_P(ExpiringByEither, ASweepGoesOnFromPinToPin) {
+  constexpr std::uint64_t kMany = 20'000, kAtOnce = 1000;
+  tiers_.cache_options()->capacity_bytes = std::uint64_t{8} << 20;
+  tiers_.cache_options()->chunk_bytes = 0;
+  TERRACE_ASSERT_OK(tiers_.Open());
+  const auto train = [&](Key first, std::uint64_t count, std::uint64_t deadline) {
+    const std::vector<Key> keys = KeyRange(first, count);
+    auto pinned = cache().Pin(keys);
+    TERRACE_ASSERT_OK(pinned);
+    for (std::size_t w = 0; w < keys.size(); ++w) {
+      std::memcpy(pinned->row(w), &deadline, sizeof deadline);
+    }
+    pinned->MarkDirty(0, keys.size());
+  };
+  for (Key first = 0; first < kMany; first += kAtOnce) {
+    ASSERT_NO_FATAL_FAILURE(train(first, kAtOnce, 1 + first / kAtOnce % 2));
+  }
+  ASSERT_EQ(cache().stats().rows, kMany) << "all fit";
+  Pass();
+  ASSERT_NO_FATAL_FAILURE(train(0, 10, 2));
+  EXPECT_GT(cache().stats().rows, kMany / 2 + kAtOnce) << "a Pin does not wait for all of it";
+  for (int pin = 0; pin < 10; ++pin) ASSERT_NO_FATAL_FAILURE(train(0, 10, 2));
+  EXPECT_EQ(cache().stats().rows, kMany / 2 + 10);
+  Pass();
+  for (int pin = 0; pin < 10; ++pin) ASSERT_NO_FATAL_FAILURE(train(0, 10, 3));
+  EXPECT_EQ(cache().stats().rows, 10u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiers, ExpiringByEither,
+                         testing::Combine(testing::Bool(),
+                                          testing::Values(IndexKind::kKey, IndexKind::kGroup)),
+                         [](const auto& param) {
+                           return std::string(std::get<0>(param.param) ? "Threads" : "Alone") +
+                                  (std::get<1>(param.param) == IndexKind::kKey ? "Key" : "Group");
+                         });
+INSTANTIATE_TEST_SUITE_P(Threads, Expiring,
+                         testing::Combine(testing::Bool(), testing::Values(IndexKind::kKey)));
 
 }  // namespace
 }  // namespace terrace::cache_testing

@@ -61,6 +61,10 @@ Status RowCacheImpl::FlushDirty() {
   MutexLock one_flush(&flush_mu_);
   // What failed before comes first, because newer versions of its rows may follow.
   TERRACE_RETURN_IF_ERROR(write_back_->Flush());
+  for (bool more = true; more;) {
+    MutexLock lock(&mu_);
+    more = SweepExpired(kSweepSlots);
+  }
   std::uint32_t chunks = 0;
   {
     MutexLock lock(&mu_);

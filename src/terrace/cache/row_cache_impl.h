@@ -85,6 +85,8 @@ class RowCacheImpl final : public RowCache, public RowHolder {
     std::unique_ptr<WorkerGroup> workers TERRACE_GUARDED_BY(mu);  // Null: shard by shard.
   };
   static constexpr std::size_t kLoaders = 2;
+  // Slots that are looked at for expired rows under one hold of mu_: a fraction of a millisecond.
+  static constexpr std::size_t kSweepSlots = 4096;
   // Released handles whose lists the next Pins fill: fresh pages would cost more than to fill them.
   static constexpr std::size_t kSparePins = 2;
 
@@ -120,6 +122,9 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   bool DropExpired(EntryId id) TERRACE_REQUIRES(mu_);
   // Whether the row may go, is not held, and so has left the cache.
   bool LeaveExpired(EntryId id) TERRACE_REQUIRES(mu_);
+  // Once after each expiry point: has all rows leave that may, going through so many more slots.
+  // Whether there is more to do.
+  bool SweepExpired(std::size_t slots) TERRACE_REQUIRES(mu_);
   // Enters the rows of a Pin; those whose bytes are in no buffer are on their way from now on.
   void Publish(PinnedRows* pinned, const Missing& missing) TERRACE_REQUIRES(mu_);
   bool HasLoad() const TERRACE_REQUIRES(mu_) { return running_loads_ < loads_.size(); }
@@ -183,6 +188,10 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   std::uint32_t handles_ TERRACE_GUARDED_BY(mu_) = 0;
   std::vector<PinnedRows> spare_pins_ TERRACE_GUARDED_BY(mu_);
   std::uint32_t ahead_chunk_ = 0;  // Where WriteAhead goes on; its thread's.
+  // Expiry points of the last whole sweep, and of the one that goes on; where it does.
+  std::uint64_t swept_points_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::uint64_t sweep_points_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::uint32_t sweep_chunk_ TERRACE_GUARDED_BY(mu_) = 0, sweep_slot_ TERRACE_GUARDED_BY(mu_) = 0;
   std::deque<std::shared_ptr<RowLoad>> loads_ TERRACE_GUARDED_BY(mu_);  // Not done; oldest first.
   std::size_t running_loads_ TERRACE_GUARDED_BY(mu_) = 0;               // The first ones of them.
   bool stop_ TERRACE_GUARDED_BY(mu_) = false;
