@@ -21,10 +21,17 @@ class CompactionRule {
         stale_share_(options.stale_share),
         most_run_bytes_(options.most_run_bytes) {}
 
-  // Nothing else is rewritten for its stale rows, so that no rewrite copies more than
-  // (1 - stale_share) / stale_share rows for one that it frees.
+  // Nothing else is rewritten for its stale rows, but for TakesAny, so that no rewrite copies more
+  // than (1 - stale_share) / stale_share rows for one that it frees.
   bool IsWorth(const FileUse& file) const {
     return static_cast<double>(file.reclaimable) > stale_share_ * static_cast<double>(file.rows);
+  }
+  // Whether files with any stale row are rewritten now, however few: where the run is above its
+  // limit and `store` has as many bytes to give as it takes. Where it has not, they would be copied
+  // again and again for nothing.
+  bool TakesAny(const FileUse& store, std::uint64_t run_bytes, std::uint64_t record_bytes) const {
+    return policy_ == CompactionPolicy::kModelSize && run_bytes > most_run_bytes_ &&
+           run_bytes - most_run_bytes_ <= store.reclaimable * record_bytes;
   }
   // Whether the files that are worth it are rewritten now. `store`: the sum of its files; where it
   // is due by that sum, one of them is worth it.

@@ -121,9 +121,10 @@ struct StoreOptions {
   // quota has room: to remove a file and to make the disk find room anew costs as much as writing
   // it.
   std::size_t spare_files = 16;
-  // Only files above it are compacted. But for kModelSize, use stays under live / (1 - stale_share)
-  // and one rewrite; with background compaction a write waits while use is above that by more than
-  // two files and as many rows as it writes.
+  // Only files above it are compacted; kModelSize takes any that has stale rows where those above
+  // it are too few. But for kModelSize, use stays under live / (1 - stale_share) and one rewrite;
+  // with background compaction a write waits while use is above that by more than two files and as
+  // many rows as it writes.
   double stale_share = 0.3333;
   bool direct_io = true;
   ReadQueueOptions read_queue;

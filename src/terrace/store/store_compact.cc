@@ -107,13 +107,18 @@ std::vector<FilePtr> StoreImpl::DueFiles(bool freeing_only) const {
   std::vector<std::pair<double, FilePtr>> worth;
   std::vector<FilePtr> small;
   FileUse store;
+  const bool any = options_.compaction == CompactionPolicy::kModelSize && !freeing_only &&
+                   rule_.TakesAny(StoreUse(), RunBytes(), layout_.record_bytes + kKeyEntryBytes);
+  const auto is_worth = [&](const FileUse& use) {
+    return rule_.IsWorth(use) || (any && use.reclaimable > 0);
+  };
   for (const FilePtr& file : slots_) {
     if (file == nullptr || !file->live || file->publishing) continue;
     if (freeing_only && file->named_by > 0) continue;
     const FileUse use = UseOf(*file);
     store.rows += use.rows;
     store.reclaimable += use.reclaimable;
-    if (rule_.IsWorth(use)) {
+    if (is_worth(use)) {
       worth.emplace_back(rule_.Rank(use, sequence_ - file->info.max_sequence + 1), file);
     }
     if (file->info.rows < LeastFileRows()) small.push_back(file);
@@ -132,7 +137,7 @@ std::vector<FilePtr> StoreImpl::DueFiles(bool freeing_only) const {
     });
     const bool has_worth = !due.empty();
     for (FilePtr& file : small) {
-      if (!has_worth || !rule_.IsWorth(UseOf(*file))) due.push_back(std::move(file));
+      if (!has_worth || !is_worth(UseOf(*file))) due.push_back(std::move(file));
     }
   }
   return due;

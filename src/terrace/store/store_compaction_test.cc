@@ -129,6 +129,42 @@ TEST(StoreCompaction, ModelSizeWaitsForTheRunsSpace) {
   TERRACE_ASSERT_OK(harness.CheckAll());
 }
 
+// Files that are stale to less than the share are merged too, if that is enough.
+TEST(StoreCompaction, ModelSizeTakesFilesBelowTheStaleShareWhereUseIsAboveTheLimit) {
+  std::uint64_t loaded = 0, most_run_bytes = 0;
+  // First without a limit, to see where one would lie.
+  for (const bool limited : {false, true}) {
+    SCOPED_TRACE(limited);
+    MemoryFileSystem fs;
+    StoreOptions options = Options(CompactionPolicy::kModelSize, 0.3333);
+    options.most_run_bytes = limited ? most_run_bytes : std::uint64_t{1} << 40;
+    options.spare_files = 0;
+    StoreHarness harness(&fs, 1 << 30, options);
+    harness.key_range = kKeys;
+    TERRACE_ASSERT_OK(harness.Create());
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, kKeys)));
+    if (!limited) loaded = harness.quota()->used();
+    // A fifth of each file, whose rows lie by their keys' mixed hashes.
+    std::vector<Key> keys = harness.KeysFrom(0, kKeys);
+    std::sort(keys.begin(), keys.end(), [](Key a, Key b) { return MixKey(a) < MixKey(b); });
+    std::vector<Key> fifth;
+    for (std::size_t i = 0; i < keys.size(); i += 5) fifth.push_back(keys[i]);
+    TERRACE_ASSERT_OK(harness.Write(fifth));
+    TERRACE_ASSERT_OK(harness.store()->CompactNow());
+    const std::uint64_t used = harness.quota()->used();
+    if (!limited) {
+      EXPECT_EQ(harness.store()->stats().compactions, 0u);
+      ASSERT_GT(used, loaded);
+      most_run_bytes = used - (used - loaded) / 3;
+      continue;
+    }
+    EXPECT_GT(harness.store()->stats().compactions, 0u);
+    EXPECT_LE(used, most_run_bytes);
+    EXPECT_GT(harness.store()->stats().stale_bytes, 0u) << "more was compacted than had to be";
+    TERRACE_ASSERT_OK(harness.CheckAll());
+  }
+}
+
 // What no compaction could free does not make it rewrite files for ever.
 TEST(StoreCompaction, ModelSizeEndsWhereItsSpaceIsTooSmall) {
   MemoryFileSystem fs;
@@ -166,6 +202,10 @@ TEST(CompactionRule, ModelSizePutsTheFewestNewestRowsFirst) {
   EXPECT_GT(rule.Rank({10, 5}, 1), rule.Rank({100, 90}, 1));
   EXPECT_FALSE(rule.Due({100, 99}, 100));
   EXPECT_TRUE(rule.Due({100, 1}, 101));
+  EXPECT_FALSE(rule.TakesAny({100, 20}, 100, 10)) << "not above the limit";
+  EXPECT_TRUE(rule.TakesAny({100, 20}, 300, 10));
+  EXPECT_FALSE(rule.TakesAny({100, 20}, 301, 10)) << "that would not be enough";
+  EXPECT_FALSE(CompactionRule(StoreOptions()).TakesAny({100, 20}, 101, 10));
 }
 
 // Deletions that an older version still needs are written anew as they are: that frees nothing, and

@@ -345,8 +345,8 @@ std::vector<std::string> DescribeReads(const Job& job, std::span<const RunStores
 std::string DescribeCompaction(const Job& job, std::uint64_t most_bytes) {
   if (job.ssd.compaction == CompactionPolicy::kModelSize) {
     return fmt::format(
-        "compaction: of files that are stale to more than {:.0f} %, while the run holds more than "
-        "{} on disk",
+        "compaction: of files that are stale to more than {:.0f} %, or to less if that is enough, "
+        "while the run holds more than {} on disk",
         100 * job.ssd.stale_share, FormatBytes(most_bytes));
   }
   return fmt::format(
