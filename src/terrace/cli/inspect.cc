@@ -358,13 +358,9 @@ std::string OverviewText(const Json& view) {
         FormatBytes(table["disk_bytes"].get<std::uint64_t>()),
         FormatBytes(table["checkpoint_only_bytes"].get<std::uint64_t>()));
   }
-  const Json& run = view["ssd"]["run"];
-  text += fmt::format(
-      "  SSD: {}\n",
-      SsdWearText(
-          {run["write_bytes"].get<std::uint64_t>(), run["rows_written"].get<std::uint64_t>(),
-           run["rows_compacted"].get<std::uint64_t>(), run["compaction_seconds"].get<double>()},
-          view["ssd"]["rated_write_bytes"].get<std::uint64_t>()));
+  const SsdWear wear = SsdWearOf(Json{{"ssd", view["ssd"]["run"]}}.dump()).value();
+  text += fmt::format("  SSD: {}\n",
+                      SsdWearText(wear, view["ssd"]["rated_write_bytes"].get<std::uint64_t>()));
   for (const Json& drive : view["ssd"]["drives"]) text += DriveText(drive);
   text += fmt::format("  network: {}\n", FormatBytes(view["dense_bytes"].get<std::uint64_t>()));
   text += "  settings that identify the model:\n";

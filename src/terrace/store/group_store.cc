@@ -311,6 +311,10 @@ StoreStats GroupStore::stats() const {
                                    static_cast<double>(stats.rows_written));
   }
   stats.rows_written = rows_written;
+  // As by key: what a row takes that is written alone.
+  stats.wanted_bytes =
+      rows_written *
+      (RecordLayout::Of(options_.table, 0, options_.row_bytes).record_bytes + kKeyEntryBytes);
   stats.rows_read = rows_read_.load(kRelaxed);
   stats.rows_expired = rows_expired_.load(kRelaxed);
   stats.mistaken_reads += mistaken_reads_.load(kRelaxed);

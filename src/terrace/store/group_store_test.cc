@@ -404,6 +404,36 @@ TEST_F(GroupExpiry, WritesStagedBehindASweepAreMadeFromIt) {
   EXPECT_FALSE(AllKeys(store).contains(keys[0]));
 }
 
+// What a write is worth is counted alike by either index; what it costs in bytes differs.
+TEST(GroupStore, BytesThatWereToBeWrittenAreThoseByKey) {
+  for (const IndexKind index : {IndexKind::kKey, IndexKind::kGroup}) {
+    MemoryFileSystem memory;
+    StoreOptions options =
+        index == IndexKind::kKey ? StoreHarness::TinyOptions() : StoreHarness::TinyGroupOptions();
+    options.file_bytes = 1 << 20;
+    options.expected_rows = 4000;
+    StoreHarness harness(&memory, kQuota, options);
+    harness.key_range = 4000;
+    TERRACE_ASSERT_OK(harness.Create());
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 4000)));
+    const StoreStats loaded = harness.store()->stats();
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 100)));
+    const StoreStats stats = harness.store()->stats();
+    const std::uint64_t record_bytes =
+        kRecordHeadBytes + (options.row_bytes + 7) / 8 * 8 + kKeyEntryBytes;
+    EXPECT_EQ(stats.rows_written, 4100u);
+    EXPECT_EQ(stats.wanted_bytes, 4100 * record_bytes);
+    EXPECT_GE(loaded.write_bytes, loaded.wanted_bytes);
+    const double amplification = static_cast<double>(stats.write_bytes - loaded.write_bytes) /
+                                 static_cast<double>(stats.wanted_bytes - loaded.wanted_bytes);
+    if (index == IndexKind::kKey) {
+      EXPECT_LT(amplification, 4);  // A small file's blocks.
+    } else {
+      EXPECT_GT(amplification, 15) << "blocks of 4 KiB for a row or two each";
+    }
+  }
+}
+
 TEST(GroupStore, IsOpenedAsWhatItWasMade) {
   MemoryFileSystem memory;
   StoreHarness harness(&memory, kQuota, StoreHarness::TinyGroupOptions());

@@ -166,6 +166,8 @@ struct StoreStats {
                 write_bytes = 0;  // Since open, of this process; compaction included.
   std::uint64_t read_requests = 0;
   std::uint64_t rows_read = 0, rows_written = 0, rows_compacted = 0;
+  // Of the records, with their key entries, that writes were asked to write.
+  std::uint64_t wanted_bytes = 0;
   // Rows of a block that was written for another row of it.
   std::uint64_t rows_carried = 0;
   std::uint64_t rows_expired = 0;    // Dropped by sweeps.

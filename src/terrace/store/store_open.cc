@@ -375,6 +375,7 @@ StoreStats& StoreStats::operator+=(const StoreStats& other) {
   read_requests += other.read_requests;
   rows_read += other.rows_read;
   rows_written += other.rows_written;
+  wanted_bytes += other.wanted_bytes;
   rows_compacted += other.rows_compacted;
   rows_carried += other.rows_carried;
   rows_expired += other.rows_expired;
@@ -403,6 +404,7 @@ StoreStats StoreImpl::stats() const {
   stats.read_requests = read_requests_.load(kRelaxed);
   stats.rows_read = rows_read_.load(kRelaxed);
   stats.rows_written = rows_written_.load(kRelaxed);
+  stats.wanted_bytes = stats.rows_written * (layout_.record_bytes + kKeyEntryBytes);
   stats.rows_compacted = rows_compacted_.load(kRelaxed);
   stats.rows_expired = rows_expired_.load(kRelaxed);
   stats.mistaken_reads = mistaken_reads_.load(kRelaxed);

@@ -163,7 +163,15 @@ Status ReadWear(const nlohmann::json& object, SsdWear* wear) {
   fields.Read("rows_written", &wear->rows_written);
   fields.Read("rows_compacted", &wear->rows_compacted);
   fields.Read("compaction_seconds", &wear->compaction_seconds);
-  return fields.status();
+  double amplification = 0;
+  fields.Read("write_amplification", &amplification);
+  TERRACE_RETURN_IF_ERROR(fields.status());
+  // In summary.json it is null where nothing was to be written.
+  const double wanted = static_cast<double>(wear->write_bytes) / amplification;
+  if (amplification > 0 && wanted < 0x1p63) {
+    wear->wanted_bytes = static_cast<std::uint64_t>(std::llround(wanted));
+  }
+  return OkStatus();
 }
 
 Status ReadParts(const nlohmann::json& object, std::uint64_t version, RunSummary* summary) {
@@ -254,12 +262,13 @@ SsdWear& SsdWear::operator+=(const SsdWear& other) {
   rows_written += other.rows_written;
   rows_compacted += other.rows_compacted;
   compaction_seconds += other.compaction_seconds;
+  wanted_bytes += other.wanted_bytes;
   return *this;
 }
 
 double SsdWear::WriteAmplification() const {
-  if (rows_written == 0) return 0;
-  return static_cast<double>(rows_written + rows_compacted) / static_cast<double>(rows_written);
+  if (wanted_bytes == 0) return 0;
+  return static_cast<double>(write_bytes) / static_cast<double>(wanted_bytes);
 }
 
 StageTimes& StageTimes::operator-=(const StageTimes& other) {

@@ -23,9 +23,10 @@ struct SsdWear {
   std::uint64_t write_bytes = 0;  // Rows, manifests and compaction.
   std::uint64_t rows_written = 0, rows_compacted = 0;
   double compaction_seconds = 0;
+  std::uint64_t wanted_bytes = 0;  // Of the records of the rows that were to be written.
 
   SsdWear& operator+=(const SsdWear& other);
-  // Rows written with compaction, for one without; 0: none was written.
+  // Bytes written for one that was to be; 0: none was.
   double WriteAmplification() const;
 };
 

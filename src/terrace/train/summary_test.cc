@@ -49,7 +49,7 @@ RunSummary SampleSummary() {
   summary.model_bytes = 6;
   summary.memory = {7, 8, 9.5};
   summary.cache = {90, 10, 12};
-  summary.ssd = {13, 14, 15, 16, 17, 22, 23.5, 24.5, {25, 26, 13, 27.5}, 1000};
+  summary.ssd = {13, 14, 15, 16, 17, 22, 23.5, 24.5, {25, 26, 13, 27.5, 10}, 1000};
   summary.stages.read = {1, 2, 3, 4};
   summary.stages.train = {10, 0, 0, 20};
   summary.stages.write_back = {0.5, 0, 0, 0.25};
@@ -97,8 +97,8 @@ TEST(Summary, TheFirstVersionIsReadWithoutTheRunsWear) {
 }
 
 TEST(SsdWear, GoesOnFromWhatACheckpointSays) {
-  SsdWear wear{100, 20, 10, 1.5};
-  EXPECT_EQ(wear.WriteAmplification(), 1.5);
+  SsdWear wear{100, 20, 10, 1.5, 30};
+  EXPECT_EQ(wear.WriteAmplification(), 100.0 / 30);
   EXPECT_EQ(SsdWear().WriteAmplification(), 0);
   const Result<SsdWear> back = SsdWearOf("{\"ssd\":" + SsdWearToJson(wear) + "}");
   ASSERT_TRUE(back.ok()) << back.status().ToString();
@@ -107,10 +107,12 @@ TEST(SsdWear, GoesOnFromWhatACheckpointSays) {
   EXPECT_EQ(wear.rows_written, 40u);
   EXPECT_EQ(wear.rows_compacted, 20u);
   EXPECT_EQ(wear.compaction_seconds, 3);
+  EXPECT_EQ(wear.wanted_bytes, 60u) << "it follows from the bytes and the amplification";
+  EXPECT_EQ(SsdWearOf("{\"ssd\":" + SsdWearToJson(SsdWear()) + "}")->wanted_bytes, 0u);
   EXPECT_EQ(SsdWearOf("{}")->write_bytes, 0u);
   EXPECT_EQ(SsdWearOf("[]").status().code(), StatusCode::kCorruption);
   EXPECT_EQ(SsdWearOf("{\"ssd\":{}}").status().code(), StatusCode::kCorruption);
-  EXPECT_THAT(SsdWearText(wear, 0), HasSubstr("200 B written at write amplification 1.50"));
+  EXPECT_THAT(SsdWearText(wear, 0), HasSubstr("200 B written at write amplification 3.33"));
   EXPECT_EQ(SsdWearText(wear, 0).find("rated"), std::string::npos);
   EXPECT_THAT(SsdWearText(wear, 400),
               HasSubstr("; 50 % of the 400 B that the disks are rated for"));

@@ -99,7 +99,7 @@ IntervalRecord::Performance TrainingRun::Totals() const {
 
 SsdWear TrainingRun::Wear(const StoreStats& stores) const {
   SsdWear wear{stores.write_bytes, stores.rows_written, stores.rows_compacted + stores.rows_carried,
-               stores.compaction_seconds};
+               stores.compaction_seconds, stores.wanted_bytes};
   wear += wear_before_;
   return wear;
 }
