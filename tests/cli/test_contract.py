@@ -269,7 +269,7 @@ def test_resume_without_a_run_starts_it(terrace, workspace, log, finished):
 
 
 @pytest.mark.parametrize("settings, line", [
-    ({}, "stale to more than 33 %, when all together are; they take up to 1.50 times"),
+    ({}, "stale to more than 33 %, when all together are; they take up to 1.50 times the space of the rows, and in each shard two files "),
     ({"ssd.compaction": "stale_share", "ssd.stale_share": 0.5}, "stale to more than 50 %; they take up to 2.00 times"),
     ({"ssd.compaction": "model_size", "ssd.quota": "1GiB"}, "while the run holds more than 942.08 MiB on disk"),
 ])

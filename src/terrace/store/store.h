@@ -123,8 +123,8 @@ struct StoreOptions {
   std::size_t spare_files = 16;
   // Only files above it are compacted; kModelSize takes any that has stale rows where those above
   // it are too few. But for kModelSize, use stays under live / (1 - stale_share) and one rewrite;
-  // with background compaction a write waits while use is above that by more than two files and as
-  // many rows as it writes.
+  // with background compaction a write waits while use, with what is staged, is above that by more
+  // than two files and as many rows as it writes: then two files and twice a write may come on top.
   double stale_share = 0.3333;
   bool direct_io = true;
   ReadQueueOptions read_queue;

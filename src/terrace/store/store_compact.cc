@@ -86,11 +86,12 @@ FileUse StoreImpl::StoreUse() const {
 void StoreImpl::AwaitCompaction(std::uint64_t rows) {
   const auto slack = static_cast<double>(2 * rows_per_file_ + rows);
   MutexLock lock(&mu_);
-  if (rule_.RowsAbove(StoreUse()) <= slack) return;
+  // What is staged can't be taken back, and is in use as soon as it is published.
+  if (rule_.RowsAbove(UseWithStaged(StoreUse())) <= slack) return;
   ScopedTimer timer(clock_, &compaction_wait_nanos_);
   const CompactionPace::Hold hurry(&pace_, CompactionPace::kHurry);
   // A quota that leaves no room for a rewrite, or an error, is met by the write itself.
-  while (rule_.RowsAbove(StoreUse()) > slack && poison_.ok() && background_.ok() &&
+  while (rule_.RowsAbove(UseWithStaged(StoreUse())) > slack && poison_.ok() && background_.ok() &&
          !compaction_blocked_ && !DueFiles(/*freeing_only=*/false).empty()) {
     compacted_.Wait(&mu_);
   }
@@ -125,7 +126,7 @@ std::vector<FilePtr> StoreImpl::DueFiles(bool freeing_only) const {
   }
   std::vector<FilePtr> due;
   // For space at once, what the policy would leave for later too.
-  if (!worth.empty() && (freeing_only || rule_.Due(store, RunBytes()))) {
+  if (!worth.empty() && (freeing_only || rule_.Due(UseWithStaged(store), RunBytes()))) {
     std::sort(worth.begin(), worth.end(), [](const auto& x, const auto& y) {
       return x.first != y.first ? x.first > y.first : x.second->info.id < y.second->info.id;
     });

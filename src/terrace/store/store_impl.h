@@ -255,7 +255,7 @@ class StoreImpl final : public Store {
   // Makes room in the index for what a write adds, before the write takes effect.
   Status ReserveIndex(std::span<StagedFiles* const> staged) TERRACE_EXCLUDES(mu_);
   // Leads the index to the files of one write.
-  void PublishFiles(const StagedFiles& staged) TERRACE_EXCLUDES(mu_);
+  void PublishFiles(StagedFiles* staged) TERRACE_EXCLUDES(mu_);
   void PublishRows(std::span<const SortedKey> chunk, std::span<const Place> places)
       TERRACE_REQUIRES(mu_);
   void PublishDeletions(std::span<const SortedKey> chunk, std::span<const Place> places)
@@ -281,8 +281,14 @@ class StoreImpl final : public Store {
   void Pace(std::uint64_t bytes);
   // Blocks: until compaction has caught up with the writes before one of so many rows.
   void AwaitCompaction(std::uint64_t rows) TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
-  // Of the store's present state.
+  // Of the files that the store has.
   FileUse StoreUse() const TERRACE_REQUIRES(mu_);
+  // And when what is staged belongs to it.
+  FileUse UseWithStaged(FileUse store) const TERRACE_REQUIRES(mu_) {
+    return {store.rows + staged_rows_, store.reclaimable + staged_overlap_};
+  }
+  void CountStaged(StagedFiles* staged) TERRACE_EXCLUDES(mu_);
+  void ForgetStaged(StagedFiles* staged) TERRACE_EXCLUDES(mu_);
   // Of the run, with what stays free for its next checkpoint, without what compaction can't free.
   std::uint64_t RunBytes() const TERRACE_REQUIRES(mu_);
   Status FindNeededDeletions(Compaction* round) TERRACE_REQUIRES(compact_mu_);
@@ -368,6 +374,9 @@ class StoreImpl final : public Store {
   std::int64_t writes_since_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t next_file_id_ TERRACE_GUARDED_BY(mu_) = 1;
   std::uint64_t rows_in_blocks_ TERRACE_GUARDED_BY(mu_) = 0;
+  // Rows in files that no index leads to yet, and those that they will make stale.
+  std::uint64_t staged_rows_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::uint64_t staged_overlap_ TERRACE_GUARDED_BY(mu_) = 0;
   // Retired since open, and stale records with them: with a file that was written anew as it was,
   // no older version of a deleted key has gone.
   std::uint64_t files_gone_ TERRACE_GUARDED_BY(mu_) = 0;

@@ -1,7 +1,11 @@
 // The quota is never passed, and a store under pressure gives what it can before it says no.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "terrace/io/testing/memory_file_system.h"
@@ -209,6 +213,107 @@ TEST(StoreQuota, SpaceBoundOverManyUpdates) {
   }
   TERRACE_ASSERT_OK(harness.CheckAll());
 }
+
+// What is on its way to a store takes space there, too. Compaction runs in the background.
+class StoreSpace : public testing::TestWithParam<IndexKind> {
+ protected:
+  static constexpr std::uint64_t kRows = 20'000;
+
+  void SetUp() override {
+    options_.row_bytes = 100;
+    options_.spare_files = 0;
+    options_.file_bytes = 64 << 10;
+    options_.io_buffer_bytes = 256 << 10;
+    options_.background_compaction = true;
+    options_.index = GetParam();
+    options_.expected_rows = kRows;
+    auto created = Store::Create(&fs_, Clock::Real(), &quota_, options_);
+    ASSERT_TRUE(created.ok()) << created.status().ToString();
+    store_ = std::move(created).value();
+    keys_ = Range(0, kRows);
+    std::sort(keys_.begin(), keys_.end(), [](Key a, Key b) { return MixKey(a) < MixKey(b); });
+    const std::vector<const std::byte*> rows(kRows, row_.data());
+    TERRACE_ASSERT_OK(store_->Write(keys_, rows, {}));
+  }
+  Result<std::unique_ptr<StagedRows>> Stage(std::span<const Key> keys) {
+    const std::vector<const std::byte*> rows(keys.size(), row_.data());
+    return store_->Stage(keys, rows, std::vector<std::uint8_t>(keys.size(), kStoredKey));
+  }
+
+  MemoryFileSystem fs_;
+  DiskQuota quota_{std::uint64_t{1} << 30};
+  StoreOptions options_ = StoreHarness::TinyOptions();
+  std::unique_ptr<Store> store_;
+  std::vector<Key> keys_;  // In the order of their hashes: as they lie in files and blocks.
+  const std::vector<std::byte> row_ = std::vector<std::byte>(100, std::byte{1});
+};
+
+TEST_P(StoreSpace, WhatIsStagedMakesCompactionDue) {
+  // Half of what three tenths of the files hold: they are too stale, all together are not.
+  std::vector<Key> some;
+  const std::size_t stride = GetParam() == IndexKind::kKey ? 2 : 60;  // A block has 30 rows.
+  for (std::size_t i = 0; i < kRows * 3 / 10; i += stride) some.push_back(keys_[i]);
+  auto staged = Stage(some);
+  TERRACE_ASSERT_OK(staged.status());
+  TERRACE_ASSERT_OK(store_->Publish(std::move(staged).value()));
+  EXPECT_EQ(store_->stats().compactions, 0u);
+  auto first = Stage(std::span(keys_).subspan(kRows * 4 / 10));
+  TERRACE_ASSERT_OK(first.status());
+  auto second = Stage(std::span(keys_).first(100));
+  TERRACE_ASSERT_OK(second.status());
+  EXPECT_GT(store_->stats().compactions, 0u) << "of what the first will make stale";
+  TERRACE_ASSERT_OK(store_->Publish(std::move(first).value()));
+  TERRACE_ASSERT_OK(store_->Publish(std::move(second).value()));
+}
+
+// One that is dropped is counted no more: nobody waits for what it would have made stale.
+TEST_P(StoreSpace, WhatIsDroppedMakesNothingDue) {
+  for (int i = 0; i < 5; ++i) {
+    auto dropped = Stage(keys_);
+    TERRACE_ASSERT_OK(dropped.status());
+  }
+  TERRACE_ASSERT_OK(store_->CompactNow());
+  EXPECT_EQ(store_->stats().stale_bytes, 0u);
+  auto staged = Stage(std::span(keys_).first(100));
+  TERRACE_ASSERT_OK(staged.status());
+  TERRACE_ASSERT_OK(store_->Publish(std::move(staged).value()));
+  EXPECT_EQ(store_->stats().compactions, 0u);
+}
+
+TEST_P(StoreSpace, StaleRecordsKeepToTheBound) {
+  Rng rng(3);
+  constexpr std::size_t kStretches = 4, kStretch = kRows / 20;
+  const auto draw = [&] {
+    std::vector<Key> keys;
+    for (std::size_t s = 0; s < kStretches; ++s) {
+      const auto begin = static_cast<std::ptrdiff_t>(rng.Below(kRows - kStretch));
+      keys.insert(keys.end(), keys_.begin() + begin, keys_.begin() + begin + kStretch);
+    }
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    return keys;
+  };
+  for (int i = 0; i < 60; ++i) {
+    // Two writes on their way at a time, as a cache has them.
+    auto first = Stage(draw());
+    TERRACE_ASSERT_OK(first.status());
+    auto second = Stage(draw());
+    TERRACE_ASSERT_OK(second.status());
+    TERRACE_ASSERT_OK(store_->Publish(std::move(first).value()));
+    TERRACE_ASSERT_OK(store_->Publish(std::move(second).value()));
+    const StoreStats stats = store_->stats();
+    const auto live = static_cast<double>(stats.live_bytes);
+    const double write = live * kStretches * kStretch / kRows + kStretches * 4096;
+    EXPECT_LE(live + static_cast<double>(stats.stale_bytes),
+              live / (1 - options_.stale_share) + 2 * static_cast<double>(options_.file_bytes) +
+                  2 * write);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Indexes, StoreSpace, testing::Values(IndexKind::kKey, IndexKind::kGroup),
+                         [](const auto& param) {
+                           return param.param == IndexKind::kKey ? "ByKey" : "ByGroup";
+                         });
 
 // Rows that are erased and made anew for ever leave neither rows nor deletions behind.
 TEST(StoreQuota, DeletionsDoNotPileUp) {

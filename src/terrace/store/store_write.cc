@@ -47,6 +47,7 @@ class StoreImpl::StagedFiles final : public StagedRows {
  public:
   explicit StagedFiles(StoreImpl* store) : store_(store) {}
   ~StagedFiles() override {
+    store_->ForgetStaged(this);
     store_->Abandon(files);
     store_->ReleaseSlots(slots);
     store_->GiveOrder(std::move(order));
@@ -58,6 +59,8 @@ class StoreImpl::StagedFiles final : public StagedRows {
   std::uint64_t slots = 0;  // Reserved, until it is published.
   std::uint64_t sequence = 0;
   bool deletion = false;
+  // Guarded by the store's mu_: what is left of them in its counts of what is staged.
+  std::uint64_t rows = 0, overlap = 0;
 
  private:
   StoreImpl* const store_;
@@ -172,8 +175,27 @@ Result<std::unique_ptr<StoreImpl::StagedFiles>> StoreImpl::StageRecords(
     return Poison(status.WithContext(fmt::format("writing {} rows of table '{}' to {}", keys.size(),
                                                  options_.table, options_.directory)));
   }
+  CountStaged(staged.get());
   SyncPoint::Hit("store.write.after_data");
   return staged;
+}
+
+void StoreImpl::CountStaged(StagedFiles* staged) {
+  std::uint64_t overlap = 0;
+  for (const SortedKey& key : staged->order) overlap += key.stored() ? 1 : 0;
+  MutexLock lock(&mu_);
+  staged->rows = staged->order.size();
+  staged->overlap = overlap;
+  staged_rows_ += staged->rows;
+  staged_overlap_ += overlap;
+  compaction_wanted_.NotifyAll();
+}
+
+void StoreImpl::ForgetStaged(StagedFiles* staged) {
+  MutexLock lock(&mu_);
+  staged_rows_ -= std::exchange(staged->rows, 0);
+  staged_overlap_ -= std::exchange(staged->overlap, 0);
+  compacted_.NotifyAll();  // A write that waits may have less to wait for.
 }
 
 Status StoreImpl::PublishStaged(std::span<StagedFiles* const> staged, std::int64_t rows_change) {
@@ -196,12 +218,14 @@ Status StoreImpl::PublishStaged(std::span<StagedFiles* const> staged, std::int64
       }
       reserved_slots_ -= write->files.size();
       write->slots = 0;
+      staged_rows_ -= std::exchange(write->rows, 0);
     }
     rows_in_blocks_ += static_cast<std::uint64_t>(rows_change);
   }
   SyncPoint::Hit("store.write.before_index");
   for (StagedFiles* write : staged) {
-    PublishFiles(*write);
+    PublishFiles(write);
+    ForgetStaged(write);
     write->files.clear();
     write_bytes_.fetch_add(write->bytes, std::memory_order_relaxed);
     rows_written_.fetch_add(write->order.size(), std::memory_order_relaxed);
@@ -400,16 +424,22 @@ Status StoreImpl::ReserveIndex(std::span<StagedFiles* const> staged) {
   return deletions_->Reserve(added[1]);
 }
 
-void StoreImpl::PublishFiles(const StagedFiles& staged) {
-  const std::span<const SortedKey> order = staged.order;
+void StoreImpl::PublishFiles(StagedFiles* staged) {
+  const std::span<const SortedKey> order = staged->order;
   Place places[kIndexBatch];
   std::size_t begin = 0;
-  for (const FilePtr& file : staged.files) {
+  for (const FilePtr& file : staged->files) {
     for (std::uint64_t row = 0; row < file->info.rows;) {
       const std::size_t n = std::min<std::uint64_t>(kIndexBatch, file->info.rows - row);
       for (std::size_t i = 0; i < n; ++i) places[i] = MakePlace(file->slot, row + i);
       MutexLock lock(&mu_);
-      if (staged.deletion) {
+      // Each is stale from here on, not only to be.
+      std::uint64_t stale = 0;
+      for (const SortedKey& key : order.subspan(begin, n)) stale += key.stored() ? 1 : 0;
+      stale = std::min(stale, staged->overlap);
+      staged->overlap -= stale;
+      staged_overlap_ -= stale;
+      if (staged->deletion) {
         PublishDeletions(order.subspan(begin, n), {places, n});
       } else {
         PublishRows(order.subspan(begin, n), {places, n});
@@ -419,7 +449,7 @@ void StoreImpl::PublishFiles(const StagedFiles& staged) {
     }
   }
   MutexLock lock(&mu_);
-  for (const FilePtr& file : staged.files) file->publishing = false;
+  for (const FilePtr& file : staged->files) file->publishing = false;
   compaction_wanted_.NotifyAll();
 }
 

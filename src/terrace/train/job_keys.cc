@@ -517,8 +517,10 @@ void AddSsd(Builder* b) {
             "most; each when it is too stale; or when the run needs too much of its disks, those "
             "with the fewest newest rows. docs/decisions/compaction.md.");
   b->Number("ssd.stale_share", ssd(&Job::Ssd::stale_share), {0.05, 0.95},
-            "A file is rewritten only when more of it is stale. A table's files take up to "
-            "1 / (1 - stale_share) of its rows: 0.3333: 1.5 times as much, 0.5: 2, 0.2: 1.25.");
+            "A file is rewritten only when more of it is stale (compaction model_size: any that "
+            "has stale rows, if need be). A table's files take up to 1 / (1 - stale_share) of its "
+            "rows (0.3333: 1.5 times as much, 0.5: 2, 0.2: 1.25), and in each shard two files and "
+            "twice a write of evicted rows more.");
   OnlyFor(b->Number("ssd.over_provisioning", ssd(&Job::Ssd::over_provisioning), {0, 1},
                     "Share of their capacity that the disks keep to themselves. Files are "
                     "rewritten when the run holds more than 0.85 + this of the disks or of the "

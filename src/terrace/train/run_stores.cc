@@ -351,7 +351,7 @@ std::string DescribeCompaction(const Job& job, std::uint64_t most_bytes) {
   }
   return fmt::format(
       "compaction: of files that are stale to more than {:.0f} %{}; they take up to {:.2f} times "
-      "the space of the rows",
+      "the space of the rows, and in each shard two files and two writes of evicted rows more",
       100 * job.ssd.stale_share,
       job.ssd.compaction == CompactionPolicy::kGain ? ", when all together are" : "",
       1 / (1 - job.ssd.stale_share));
