@@ -3,7 +3,7 @@
 
   run.py peers     examples/s from a click log against PyTorch and FBGEMM on the CPU fed with ready tensors, all in
                    memory (scripts/setup-peers first)
-  run.py curve     examples/s against model bytes / memory budget
+  run.py curve     examples/s against model bytes / memory budget, with either index
   run.py overlap   wall time at depth 2 against what the job could take at best
 
 "n threads" means a process bound to n cores. Figures of different machines, or of different minutes of
@@ -113,13 +113,13 @@ class Trainer:
             shutil.rmtree(run)
         return summary, lines
 
-    def log(self, rows, cardinality):
+    def log(self, seed, rows, cardinality):
         """A click log as text; only the last one asked for is kept."""
         path = self.folder / f"{rows}-{cardinality}.tsv"
         if not path.exists():
             for other in self.folder.glob("*.tsv"):
                 other.unlink()
-            execute([str(self.binary), "generate", "--rows", str(rows), "--cardinality", str(cardinality), "--zipf", "1.05",
+            execute([str(self.binary), "generate", "--seed", str(seed), "--rows", str(rows), "--cardinality", str(cardinality), "--zipf", "1.05",
                      "--output", str(path)])
         return path
 
@@ -127,9 +127,9 @@ class Trainer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def synthetic(rows, cardinality, dim, hidden, minibatch, threads, budget, **more):
+def synthetic(seed, rows, cardinality, dim, hidden, minibatch, threads, budget, **more):
     job = {
-        "seed": 7,
+        "seed": seed,
         "data": {"format": "synthetic", "rows": rows, "cardinality": cardinality, "zipf": 1.05},
         "table": {"dim": dim, "optimizer": {"type": "adagrad", "learning_rate": 0.05}},
         "network": {"type": "dnn", "hidden": hidden, "optimizer": {"type": "adam", "learning_rate": 0.001}},
@@ -203,9 +203,9 @@ def compare(options, trainer, hidden, minibatch, threads):
     # which the first tenth and the end, for which all has been read ahead, don't count.
     rows = max(8, int(row["fbgemm"]["median"] * options.seconds * 2) // options.batch) * options.batch
     for _ in range(options.repeats):
-        job = synthetic(rows, options.cardinality, options.dim, [int(h) for h in hidden.split(",")], minibatch, threads,
+        job = synthetic(options.seed, rows, options.cardinality, options.dim, [int(h) for h in hidden.split(",")], minibatch, threads,
                         options.budget, training={"batch": options.batch})
-        job["data"] = {"format": "criteo", "train": [str(trainer.log(rows, options.cardinality))], "epochs": 2}
+        job["data"] = {"format": "criteo", "train": [str(trainer.log(options.seed, rows, options.cardinality))], "epochs": 2}
         summary, lines = trainer.train(job, threads)
         if summary["cache"]["evictions"]:
             raise SystemExit("rows were evicted: this comparison is in memory, raise --budget")
@@ -245,16 +245,22 @@ def curve(options):
     trainer = Trainer(options)
     results = []
     print(f"machine: {machine()}")
-    print(f"Zipf 1.05, 26 slots, minibatch 2048, {options.hidden[0]}, {options.threads[-1]} threads")
-    print(f"{'dim':>4} {'model/budget':>12} {'budget':>9} {'examples/s':>10} {'share':>6} {'hits':>6} {'read':>9} {'written':>9} "
+    print(f"Zipf 1.05, 26 slots, minibatch 2048, {options.hidden[0]}, {options.threads[-1]} threads, index {options.index}; "
+          f"examples/s: the median of {options.repeats} runs (least..most), the other figures of that run")
+    print(f"{'dim':>4} {'model/budget':>12} {'budget':>9} {'examples/s':>27} {'share':>6} {'hits':>6} {'read':>9} {'written':>9} "
           f"{'index B/key':>11} {'peak':>9} {'cores busy':>10} {'reads/s':>8}")
     try:
         for dim in options.dims:
             base = None
-            # How large the model is shows only when it is trained; that run's figures are not used.
-            model_bytes = curve_point(options, trainer, dim, 0.5, options.model_gib * GIB)["model_bytes"]
+            # How large the model is shows only when it is trained; that run's figures are not used. Its size by key
+            # counts: by group, blocks that are not full would count as model.
+            size = curve_point(options, trainer, dim, 0.5, options.model_gib * GIB, {})
+            table = {} if options.index == "key" else {"index": options.index, "expected_keys": size["rows"]}
             for ratio in options.ratios:
-                row = curve_point(options, trainer, dim, ratio, model_bytes)
+                runs = sorted((curve_point(options, trainer, dim, ratio, size["model_bytes"], table) for _ in range(options.repeats)),
+                              key=lambda run: run["rate"])
+                row = {**runs[len(runs) // 2], "rates": [run["rate"] for run in runs]}
+                row["rate"] = statistics.median(row["rates"])
                 base = base or row["rate"]
                 row["share"] = row["rate"] / base
                 results.append(row)
@@ -264,21 +270,21 @@ def curve(options):
     return results
 
 
-def curve_point(options, trainer, dim, ratio, model_bytes):
-    """The model is the same at each point; the budget shrinks. Shares are of the first point's rate."""
+def curve_point(options, trainer, dim, ratio, model_bytes, table):
+    """The model is the same at each point; the budget shrinks. Shares are of the first point's median rate."""
     threads = options.threads[-1]
     budget = int(model_bytes / ratio)
     if budget < options.least_budget_gib * GIB:
         raise SystemExit(f"a budget of {budget / GIB:.2f} GiB: raise --rows and --model-gib")
-    job = synthetic(options.rows, options.cardinality, dim, [int(h) for h in options.hidden[0].split(",")], 2048, threads,
-                    budget, training={"batch": options.batch}, metrics={"every_examples": options.batch})
+    job = synthetic(options.seed, options.rows, options.cardinality, dim, [int(h) for h in options.hidden[0].split(",")], 2048,
+                    threads, budget, training={"batch": options.batch}, metrics={"every_examples": options.batch}, table=table)
     summary, lines = trainer.train(job, threads)
     if summary["memory"]["peak_bytes"] > budget:
         raise SystemExit(f"the process took {summary['memory']['peak_bytes']:,} bytes of a budget of {budget:,}")
     accesses = summary["cache"]["hits"] + summary["cache"]["misses"]
     spans = middle(lines)
-    return {"dim": dim, "ratio": summary["model_bytes"] / budget, "asked_ratio": ratio, "budget_bytes": budget,
-            "model_bytes": summary["model_bytes"], "rate": rate_of(spans),
+    return {"dim": dim, "ratio": model_bytes / budget, "asked_ratio": ratio, "budget_bytes": budget, "index": options.index,
+            "model_bytes": summary["model_bytes"], "rows": summary["rows"], "rate": rate_of(spans),
             "whole_run": summary["examples_per_second"], "hit_rate": summary["cache"]["hits"] / max(accesses, 1), "ssd": summary["ssd"],
             "index_bytes_per_key": summary["memory"]["index_bytes_per_key"], "peak_bytes": summary["memory"]["peak_bytes"],
             "seconds": summary["seconds"], "cores_busy": summary["cpu_seconds"] / summary["seconds"] / threads,
@@ -286,7 +292,8 @@ def curve_point(options, trainer, dim, ratio, model_bytes):
 
 
 def print_point(row):
-    print(f"{row['dim']:>4} {row['ratio']:>12.2f} {row['budget_bytes'] / GIB:>5.2f} GiB {row['rate']:>10,.0f} {100 * row['share']:>4.0f} % "
+    print(f"{row['dim']:>4} {row['ratio']:>12.2f} {row['budget_bytes'] / GIB:>5.2f} GiB "
+          f"{row['rate']:>9,.0f} ({row['rates'][0]:,.0f}..{row['rates'][-1]:,.0f}) {100 * row['share']:>4.0f} % "
           f"{100 * row['hit_rate']:>4.1f} % {row['ssd']['read_bytes'] / GIB:>5.1f} GiB {row['ssd']['write_bytes'] / GIB:>5.1f} GiB "
           f"{row['index_bytes_per_key']:>11.1f} {row['peak_bytes'] / GIB:>5.2f} GiB {100 * row['cores_busy']:>8.0f} % "
           f"{row['read_requests_per_second']:>8,.0f}", flush=True)
@@ -315,7 +322,7 @@ def overlap_turn(options, trainer):
     hidden = [int(h) for h in options.hidden[0].split(",")]
     runs = {}
     for depth in (0, 2):
-        job = synthetic(options.rows, options.cardinality, options.dims[0], hidden, 2048, threads, options.budget,
+        job = synthetic(options.seed, options.rows, options.cardinality, options.dims[0], hidden, 2048, threads, options.budget,
                         training={"batch": options.batch}, pipeline={"depth": depth})
         with Watch(threads, trainer.folder) as watch:
             runs[depth] = trainer.train(job, threads)[0]
@@ -355,6 +362,7 @@ def main():
         command.add_argument("--output", help="JSON file for all figures")
         command.add_argument("--binary", type=pathlib.Path, default=TERRACE, help="another build, to compare with")
         command.add_argument("--repeats", type=int, default=3)
+        command.add_argument("--seed", type=int, help="of model and log (default: another one each time, printed)")
         if name == "peers":
             command.add_argument("--dim", type=int, default=16)
             command.add_argument("--minibatch", type=int, nargs="+", default=[512, 2048])
@@ -368,16 +376,21 @@ def main():
         if name == "curve":
             command.add_argument("--dims", type=int, nargs="+", default=[32, 64])
             command.add_argument("--ratios", type=float, nargs="+", default=[0.5, 1, 2, 4, 8])
+            command.add_argument("--index", choices=["key", "group", "auto"], default="key",
+                                 help="of the table; group and auto expect the keys that a first run, by key, has found")
             command.add_argument("--least-budget-gib", type=float, default=1)
             command.add_argument("--model-gib", type=float, default=8, help="about what the model comes to")
         if name == "overlap":
             command.add_argument("--dims", type=int, nargs="+", default=[32])
             command.add_argument("--budget", default="2GiB")
     options = parser.parse_args()
+    if options.seed is None:
+        options.seed = time.time_ns() // 1000 % 10**9
+    print(f"--seed {options.seed}")
     figures = options.function(options)
     if options.output:
         pathlib.Path(options.output).write_text(json.dumps(
-            {"machine": machine(), "command": sys.argv[1:], "figures": figures}, indent=1) + "\n")
+            {"machine": machine(), "command": sys.argv[1:], "seed": options.seed, "figures": figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ struct Settings {
   std::uint64_t batches = 30;  // Of each kind; the first third is not measured.
   std::uint64_t shards = 1;
   std::uint64_t read_threads = 1;  // Of a shard; a restart has no others.
-  std::uint64_t seed = 1;
+  std::uint64_t seed = 0;
 };
 
 Key KeyAt(std::uint64_t i) { return MixKey(i ^ 0x5555); }
@@ -453,7 +453,7 @@ int main(int argc, char** argv) {
   flags.Add("batches", &settings.batches);
   flags.Add("shards", &settings.shards);
   flags.Add("read-threads", &settings.read_threads);
-  flags.Add("seed", &settings.seed);
+  flags.AddSeed(&settings.seed);
   if (!flags.Parse(argc, argv)) return 2;
   if (settings.first < 1000 || settings.most < settings.first || settings.batch == 0 ||
       settings.batch > settings.first || settings.batches < 3 || settings.shards == 0 ||

@@ -15,6 +15,7 @@
 #include "store/system.h"
 #include "terrace/base/clock.h"
 #include "terrace/base/memory.h"
+#include "terrace/base/testing/bench_flags.h"
 #include "terrace/io/file_system.h"
 #include "terrace/store/testing/bench_rows.h"
 
@@ -31,7 +32,7 @@ struct Settings {
   std::uint64_t burst_batches = 10;
   std::uint64_t repeats = 5;
   double update_seconds = 10;
-  std::uint64_t seed = 1;
+  std::uint64_t seed = BenchFlags::FreshSeed();
 };
 
 // Bytes that this process has had the disk write and read; the page cache has no part in them.
@@ -73,6 +74,7 @@ class Bench {
 
   Result<nlohmann::json> Run() {
     nlohmann::json figures;
+    figures["seed"] = settings_.seed;
     TERRACE_ASSIGN_OR_RETURN(figures["load"], Load());
     for (const std::uint64_t batch : settings_.batches) {
       if (batch * 2 > settings_.keys) continue;

@@ -1,6 +1,8 @@
 """The comparison of stores still runs, and what it prints follows from what was measured."""
+import importlib.util
 import json
 import pathlib
+import statistics
 import subprocess
 import sys
 
@@ -14,13 +16,49 @@ def test_both_systems(tmp_path):
     if not PROGRAM.exists():
         pytest.skip("RocksDB is not installed: scripts/setup-peers, then scripts/build")
     output = tmp_path / "figures.json"
-    run = subprocess.run([sys.executable, FOLDER / "run.py", "--keys", "20000", "--batch", "2000", "--repeats", "2",
+    run = subprocess.run([sys.executable, FOLDER / "run.py", "--keys", "20000", "--batch", "2000", "--repeats", "2", "--runs", "2",
                           "--update-seconds", "0.1", "--scratch", tmp_path, "--output", output],
                          check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     figures = json.loads(output.read_text())["figures"]
     for system in ("terrace", "rocksdb"):
-        assert len(figures[system]["read"]["2000"]["keys_per_second"]) == 2
-        assert figures[system]["sustained"]["space"] > 1, "every row is on disk"
-    ratio = figures["terrace"]["load"]["keys_per_second"] / figures["rocksdb"]["load"]["keys_per_second"]
+        assert len(figures[system]["read"]["2000"]["keys_per_second"]) == 4
+        for work in ("load", "burst", "sustained"):
+            assert len(set(figures[system][work]["keys_per_second"])) == 2, f"{work} is to be measured in each run"
+        assert min(figures[system]["sustained"]["space"]) > 1, "every row is on disk"
+    ours, theirs = (statistics.median(figures[system]["load"]["keys_per_second"]) for system in ("terrace", "rocksdb"))
     line = next(line for line in run.stdout.splitlines() if "first load" in line)
-    assert float(line.split()[-2]) == round(ratio, 2)
+    assert float(line.split()[-2]) == round(ours / theirs, 2)
+
+
+def stand_in(rate):
+    """What the program prints, of that rate throughout."""
+    write = {"keys_per_second": rate, "write_amplification": 1.5, "space": 1.2, "longest_write_seconds": 0.1,
+             "median_write_seconds": 0.01}
+    read = {"keys_per_second": [rate, rate + 1], "cpu_seconds_per_key": [1e-6, 2e-6], "read_bytes_per_key": [100, 200]}
+    return {"load": {"keys_per_second": rate, "write_amplification": 1.1}, "read": {"20000": read}, "burst": write,
+            "sustained": write, "peak_memory_bytes": 1e8}
+
+
+def test_figures_have_a_real_spread(monkeypatch, capsys):
+    """Without RocksDB too: what is printed of each work is the median, the least and the most of its runs."""
+    spec = importlib.util.spec_from_file_location("store_run", FOLDER / "run.py")
+    compare = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(compare)
+    seeds = []
+
+    def measure(system, options, seed):
+        seeds.append(seed)
+        return stand_in((4000 if system == "terrace" else 1000) * (1 + len(set(seeds))))
+
+    monkeypatch.setattr(compare, "measure", measure)
+    monkeypatch.setattr(compare, "PROGRAM", FOLDER / "run.py")
+    monkeypatch.setattr(sys, "argv", ["run.py", "--runs", "3"])
+    compare.main()
+    printed = capsys.readouterr().out
+    assert len(set(seeds)) == 3 and f"--seed {seeds[0]}" in printed
+    for work in ("first load", "writes, burst", "writes, compaction"):
+        line = next(line for line in printed.splitlines() if work in line)
+        assert "12 (8..16)" in line and "3 (2..4)" in line and "4.00" in line, line
+    monkeypatch.setattr(compare.time, "time_ns", lambda: 123_456_789_000)
+    compare.main()
+    assert "--seed 123456789" in capsys.readouterr().out, "another one each time"

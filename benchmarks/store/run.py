@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Terrace's store beside RocksDB on the same work, one after the other in one run:
 
-  run.py [--keys 20000000] [--scratch FOLDER] [--output FIGURES.json]
+  run.py [--keys 20000000] [--runs 3] [--seed S] [--scratch FOLDER] [--output FIGURES.json]
 
-scripts/setup-peers installs RocksDB; scripts/build then builds the program. Each system runs alone in a process
+Each system is loaded and measured --runs times in turn, each time with other keys; figures are medians with the least and the
+most. scripts/setup-peers installs RocksDB; scripts/build then builds the program. Each system runs alone in a process
 and, where this user may make one, in a control group of --limit-mib of memory, which counts the page cache
 too. Figures of different machines, or of different minutes of a shared one, don't compare: read the ratios.
 """
@@ -17,6 +18,7 @@ import shutil
 import statistics
 import subprocess
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PROGRAM = ROOT / "build/benchmarks/peers_bench"
@@ -41,11 +43,11 @@ def memory_limit(mib):
         group.rmdir()
 
 
-def measure(system, options):
+def measure(system, options, seed):
     scratch = tempfile.mkdtemp(prefix="terrace-bench-", dir=options.scratch)
     command = [PROGRAM, "--system", system, "--folder", scratch, "--keys", options.keys, "--row-bytes", options.row_bytes,
                "--repeats", options.repeats, "--update-seconds", options.update_seconds, "--threads", os.cpu_count(),
-               "--seed", options.seed]
+               "--seed", seed]
     for batch in options.batch:
         command += ["--batch", batch]
     try:
@@ -58,11 +60,18 @@ def measure(system, options):
     return json.loads(result.stdout)
 
 
+def together(runs):
+    """One figure of several runs: what was measured in each, or several times in each, as a list."""
+    if isinstance(runs[0], dict):
+        return {name: together([run[name] for run in runs]) for name in runs[0]}
+    return [value for run in runs for value in run] if isinstance(runs[0], list) else list(runs)
+
+
 def rows_of(figures):
     """What is compared: (work, unit, figure by system, aim); a figure is (median, least, most)."""
     def each(get):
         spread = {system: get(figures[system]) for system in SYSTEMS}
-        return {s: (statistics.median(v), min(v), max(v)) if isinstance(v, list) else (v, v, v) for s, v in spread.items()}
+        return {system: (statistics.median(values), min(values), max(values)) for system, values in spread.items()}
 
     aims = {"20000": 1.3, "200000": 2.8, "1000000": 6.0}
     yield "first load, settled", each(lambda f: f["load"]["keys_per_second"]), 20
@@ -72,24 +81,33 @@ def rows_of(figures):
     yield "writes, compaction paid", each(lambda f: f["sustained"]["keys_per_second"]), 10
 
 
+def spread(values):
+    """Median (least..most)."""
+    return f"{statistics.median(values):.2f} ({min(values):.2f}..{max(values):.2f})"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, default=20_000_000)
     parser.add_argument("--row-bytes", type=int, default=128)
     parser.add_argument("--batch", type=int, nargs="+", default=[20_000, 200_000, 1_000_000])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=3, help="of each system, each with a store of its own")
+    parser.add_argument("--repeats", type=int, default=5, help="reads of each size in a run")
     parser.add_argument("--update-seconds", type=float, default=10)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, help="of the first run's keys (default: another one each time, printed)")
     parser.add_argument("--limit-mib", type=int, default=1024)
     parser.add_argument("--scratch", help="folder on the disk that is measured (default: the system's temporary one)")
     parser.add_argument("--output", help="JSON file for all figures")
     options = parser.parse_args()
+    if options.seed is None:
+        options.seed = time.time_ns() // 1000 % 10**9
     if not PROGRAM.exists():
         raise SystemExit(f"no {PROGRAM}: run scripts/setup-peers, then scripts/build")
     processor = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
     print(f"machine: {processor}, {os.cpu_count()} cores, Linux {platform.release()}; {options.keys:,} keys of {options.row_bytes} B, "
-          f"a limit of {options.limit_mib} MiB each")
-    figures = {system: measure(system, options) for system in SYSTEMS}
+          f"a limit of {options.limit_mib} MiB each; --seed {options.seed}, {options.runs} runs of each")
+    runs = [{system: measure(system, options, options.seed + run) for system in SYSTEMS} for run in range(options.runs)]
+    figures = together(runs)
 
     print(f"{'thousand keys a second':>26} {'Terrace':>28} {'RocksDB':>28} {'ratio':>7} {'aim':>5}")
     for work, rates, aim in rows_of(figures):
@@ -104,12 +122,12 @@ def main():
     for system in SYSTEMS:
         figure = figures[system]
         write = figure["sustained"]
-        print(f"{system}: write amplification {figure['load']['write_amplification']:.2f} of the load, "
-              f"{write['write_amplification']:.2f} sustained at {write['space']:.2f} times the rows' space; longest write "
-              f"{write['longest_write_seconds']:.2f} s (median {write['median_write_seconds']:.3f}); "
-              f"peak memory {figure['peak_memory_bytes'] / 1e6:,.0f} MB")
+        print(f"{system}: write amplification {spread(figure['load']['write_amplification'])} of the load, "
+              f"{spread(write['write_amplification'])} sustained at {spread(write['space'])} times the rows' space; longest write "
+              f"{spread(write['longest_write_seconds'])} s (median {statistics.median(write['median_write_seconds']):.3f}); "
+              f"peak memory {max(figure['peak_memory_bytes']) / 1e6:,.0f} MB")
     if options.output:
-        pathlib.Path(options.output).write_text(json.dumps({"machine": processor, "figures": figures}, indent=1) + "\n")
+        pathlib.Path(options.output).write_text(json.dumps({"machine": processor, "seed": options.seed, "figures": figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

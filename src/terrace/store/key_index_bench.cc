@@ -2,7 +2,7 @@
 // inserts and the longest of their batches, then look-ups of random keys, present and absent, as a
 // share of the rate at which a thread can ask memory for random cache lines.
 //
-//   key_index_bench [--tiny] [--keys N] [--batch N] [--rounds N]
+//   key_index_bench [--tiny] [--keys N] [--batch N] [--rounds N] [--seed S]
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +13,7 @@
 #include "terrace/base/ids.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
+#include "terrace/base/testing/bench_flags.h"
 #include "terrace/store/key_index.h"
 
 namespace terrace {
@@ -25,7 +26,16 @@ struct Settings {
   std::uint64_t keys = 20'000'000;
   std::uint64_t batch = 100'000;
   int rounds = 9;
+  std::uint64_t seed = 0;
 };
+
+struct Spread {
+  double median = 0, least = 0, most = 0;
+};
+Spread SpreadOf(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return {values[values.size() / 2], values.front(), values.back()};
+}
 
 double Now() { return Clock::Real()->MonotonicSeconds(); }
 
@@ -65,18 +75,20 @@ void Grow(const Settings& settings, KeyIndex* index) {
     bytes_most = std::max(bytes_most, bytes);
     ++points;
   }
-  std::sort(seconds.begin(), seconds.end());
+  const Spread batch = SpreadOf(seconds);
+  const auto keys = static_cast<double>(settings.batch);
   std::printf("from %.1fM to %.1fM keys: %.2f bytes a key on average, %.2f at most\n",
               static_cast<double>(settings.keys) / 1e7, static_cast<double>(settings.keys) / 1e6,
               bytes_sum / points, bytes_most);
-  std::printf("inserts: %.2f M/s; of batches of %llu the median takes %.1f ms, the longest %.1f\n",
-              static_cast<double>(settings.batch) / seconds[seconds.size() / 2] / 1e6,
-              static_cast<unsigned long long>(settings.batch), seconds[seconds.size() / 2] * 1e3,
-              seconds.back() * 1e3);
+  std::printf(
+      "inserts: %.2f M/s (%.2f..%.2f); of batches of %llu the median takes %.1f ms, the longest "
+      "%.1f\n",
+      keys / batch.median / 1e6, keys / batch.most / 1e6, keys / batch.least / 1e6,
+      static_cast<unsigned long long>(settings.batch), batch.median * 1e3, batch.most * 1e3);
 }
 
 // Lines a second, the addresses known ahead.
-double RandomLines(const Settings& settings, std::uint64_t bytes, Rng* rng) {
+Spread RandomLines(const Settings& settings, std::uint64_t bytes, Rng* rng) {
   auto memory = HugeBuffer::Allocate(bytes);
   Require(memory.ok(), "no memory");
   for (std::uint64_t at = 0; at < memory->size(); at += kLineBytes)
@@ -94,11 +106,10 @@ double RandomLines(const Settings& settings, std::uint64_t bytes, Rng* rng) {
     rates.push_back(static_cast<double>(lines.size()) / (Now() - begin));
   }
   Require(sum == settings.batch * static_cast<std::uint64_t>(settings.rounds), "lost a line");
-  std::sort(rates.begin(), rates.end());
-  return rates[rates.size() / 2];
+  return SpreadOf(rates);
 }
 
-double Lookups(const Settings& settings, const KeyIndex& index, bool present, Rng* rng) {
+Spread Lookups(const Settings& settings, const KeyIndex& index, bool present, Rng* rng) {
   std::vector<std::uint64_t> keys(settings.batch), hashes(settings.batch);
   std::vector<Place> places(settings.batch);
   std::vector<double> rates;
@@ -122,34 +133,38 @@ double Lookups(const Settings& settings, const KeyIndex& index, bool present, Rn
         static_cast<double>(mistaken) /
             static_cast<double>(settings.batch * static_cast<std::uint64_t>(settings.rounds)));
   }
-  std::sort(rates.begin(), rates.end());
-  return rates[rates.size() / 2];
+  return SpreadOf(rates);
 }
 
 int Main(int argc, char** argv) {
   Settings settings;
+  settings.seed = BenchFlags::FreshSeed();
   for (int i = 1; i < argc; ++i) {
     const std::string_view name = argv[i];
     if (name == "--tiny") {
-      settings = {.keys = 200'000, .batch = 10'000, .rounds = 3};
+      settings = {.keys = 200'000, .batch = 10'000, .rounds = 3, .seed = settings.seed};
       continue;
     }
-    Require(i + 1 < argc, "[--tiny] [--keys N] [--batch N] [--rounds N]");
+    Require(i + 1 < argc, "[--tiny] [--keys N] [--batch N] [--rounds N] [--seed S]");
     const auto value = static_cast<std::uint64_t>(std::strtoull(argv[++i], nullptr, 10));
     if (name == "--keys") settings.keys = value;
     if (name == "--batch") settings.batch = value;
+    if (name == "--seed") settings.seed = value;
     if (name == "--rounds") settings.rounds = static_cast<int>(value);
   }
+  std::printf("--seed %llu\n", static_cast<unsigned long long>(settings.seed));
   Require(settings.keys >= 10 && settings.batch > 0 && settings.rounds > 0, "numbers above 0");
   KeyIndex index(kRowBits);
   Grow(settings, &index);
-  Rng rng(1);
-  const double lines = RandomLines(settings, index.bytes(), &rng);
-  std::printf("random lines of as much memory: %.1f M/s\n", lines / 1e6);
+  Rng rng(settings.seed);
+  const Spread lines = RandomLines(settings, index.bytes(), &rng);
+  std::printf("random lines of as much memory: %.1f M/s (%.1f..%.1f)\n", lines.median / 1e6,
+              lines.least / 1e6, lines.most / 1e6);
   for (const bool present : {true, false}) {
-    const double rate = Lookups(settings, index, present, &rng);
-    std::printf("look-ups of %s keys: %.1f M/s, %.0f %% of it\n", present ? "present" : "absent",
-                rate / 1e6, 100 * rate / lines);
+    const Spread rate = Lookups(settings, index, present, &rng);
+    std::printf("look-ups of %s keys: %.1f M/s (%.1f..%.1f), %.0f %% of it\n",
+                present ? "present" : "absent", rate.median / 1e6, rate.least / 1e6,
+                rate.most / 1e6, 100 * rate.median / lines.median);
   }
   return 0;
 }

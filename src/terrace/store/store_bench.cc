@@ -49,7 +49,7 @@ struct Settings {
   std::uint64_t group = 0;
   std::uint64_t depth = static_cast<std::uint64_t>(ReadQueueOptions().depth);
   std::uint64_t repeats = 5;
-  std::uint64_t seed = 1;
+  std::uint64_t seed = 0;
   std::uint64_t update_seconds = 10;
   std::vector<std::uint64_t> batches = {20'000, 200'000, 1'000'000};
   std::uint64_t load_batch = 500'000;
@@ -487,7 +487,7 @@ bool ParseArguments(int argc, char** argv, Settings* settings) {
   flags.Add("row-bytes", &settings->row_bytes);
   flags.Add("gap", &settings->gap_bytes);
   flags.Add("repeats", &settings->repeats);
-  flags.Add("seed", &settings->seed);
+  flags.AddSeed(&settings->seed);
   flags.Add("update-seconds", &settings->update_seconds);
   flags.Add("read-threads", &settings->read_threads);
   flags.Add("whole-file", &settings->whole_file);

@@ -3,12 +3,15 @@
 
 #include <charconv>
 #include <concepts>
+#include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "terrace/base/clock.h"
 
 namespace terrace {
 
@@ -40,6 +43,16 @@ class BenchFlags {
     };
   }
 
+  // `--seed`; by default another one each time. Parse prints it, so that a run can be had again.
+  void AddSeed(std::uint64_t* seed) {
+    *seed = FreshSeed();
+    seed_ = seed;
+    Add("seed", seed);
+  }
+  static std::uint64_t FreshSeed() {
+    return static_cast<std::uint64_t>(Clock::Real()->WallMicros()) % 1'000'000'000;
+  }
+
   // False: an argument is none of these; standard error has been told which there are.
   bool Parse(int argc, char** argv) const {
     for (int i = 1; i < argc; ++i) {
@@ -55,12 +68,14 @@ class BenchFlags {
       std::fprintf(stderr, "%s\n", usage.c_str());
       return false;
     }
+    if (seed_ != nullptr) std::printf("--seed %llu\n", static_cast<unsigned long long>(*seed_));
     return true;
   }
 
  private:
   const std::function<void()> tiny_;
   std::map<std::string, std::function<bool(const std::string&)>> values_;
+  const std::uint64_t* seed_ = nullptr;
 };
 
 }  // namespace terrace
