@@ -10,7 +10,8 @@
 // checker allows what lies between the two and nothing else: every checkpoint that was committed
 // and not dropped is there, each that is there has exactly the rows that it should have, and every
 // byte of it is as it was written. Every sync point in FILE (a name a line) must have killed a
-// worker at least once, or the harness fails.
+// worker at least once, or the harness fails. Which rows leave the cache first and which files are
+// compacted the seed decides; it is said.
 //
 // The parent has one thread and does nothing but fork, wait and kill.
 #include <fcntl.h>
@@ -271,7 +272,10 @@ int Main(int argc, char** argv) {
   for (std::string line; std::getline(in, line);) {
     if (!line.empty()) points.push_back(line);
   }
-  Result<Job> job = MakeWorkerJob(arguments.folder + "/run", arguments.index);
+  const WorkerTiers tiers = WorkerTiers::Draw(arguments.index, arguments.seed);
+  std::printf("--seed %lu: %s\n", arguments.seed, tiers.ToText().c_str());
+  std::fflush(stdout);  // Or each child would say it once more.
+  Result<Job> job = MakeWorkerJob(arguments.folder + "/run", tiers);
   Result<ModelPlan> plan = job.ok() ? MakeWorkerPlan(FileSystem::Posix(), *job) : job.status();
   if (!plan.ok() || points.empty()) {
     std::fprintf(stderr, "%s\n", plan.ok() ? "no sync points" : plan.status().message().c_str());

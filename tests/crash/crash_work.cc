@@ -165,7 +165,23 @@ void Expected::Apply(Note note, Snapshot snapshot) {
   }
 }
 
-Result<Job> MakeWorkerJob(const std::string& run, IndexKind index) {
+WorkerTiers WorkerTiers::Draw(IndexKind index, std::uint64_t seed) {
+  constexpr const char* kPolicies[] = {"s3_fifo", "lru_lfu", "pass_lfu"};
+  constexpr const char* kCompactions[] = {"gain", "stale_share", "model_size"};
+  const std::uint64_t drawn = MixKey(seed);
+  WorkerTiers tiers;
+  tiers.index = index;
+  tiers.policy = kPolicies[drawn % 3];
+  tiers.compaction = kCompactions[drawn / 3 % 3];
+  return tiers;
+}
+
+std::string WorkerTiers::ToText() const {
+  return fmt::format("index {}, cache.policy {}, ssd.compaction {}",
+                     index == IndexKind::kGroup ? "group" : "key", policy, compaction);
+}
+
+Result<Job> MakeWorkerJob(const std::string& run, const WorkerTiers& tiers) {
   const std::string yaml = fmt::format(
       "seed: 1\noutput: {}\ndata: {{format: synthetic, rows: 1000, cardinality: 100}}\n"
       "table: {{dim: 8, optimizer: {{type: adagrad, learning_rate: 0.1}}, index: {}, "
@@ -173,8 +189,12 @@ Result<Job> MakeWorkerJob(const std::string& run, IndexKind index) {
       "network: {{type: dnn, hidden: [4]}}\n"
       "training: {{batch: 512, minibatch: 512, threads: 1}}\n"
       "memory: {{budget: 256MiB}}\n"
-      "ssd: {{quota: 1GiB, shards: 2, file_size: 64KiB, stale_share: 0.4, merge_gap: 16KiB}}\n",
-      run, index == IndexKind::kGroup ? "group" : "key");
+      "cache: {{policy: {}}}\n"
+      "ssd: {{shards: 2, file_size: 64KiB, stale_share: 0.4, merge_gap: 16KiB, compaction: {}, "
+      "quota: {}}}\n",
+      run, tiers.index == IndexKind::kGroup ? "group" : "key", tiers.policy, tiers.compaction,
+      // Of model_size, so little that it has to compact.
+      tiers.compaction == "model_size" ? "2MiB, over_provisioning: 0" : "1GiB");
   return ParseJob(yaml, "the harness's job", {});
 }
 
@@ -223,7 +243,8 @@ void Worker::Close() {
 
 Status Worker::Open(RunFolder::Mode mode) {
   Close();
-  quota_ = std::make_unique<DiskQuota>(job_.ssd.quota_bytes);
+  // The job's only says when model_size compacts.
+  quota_ = std::make_unique<DiskQuota>(std::uint64_t{1} << 30);
   TERRACE_ASSIGN_OR_RETURN(run_, RunFolder::Open(fs_, job_.output, mode, &job_));
   TERRACE_ASSIGN_OR_RETURN(kept_, run_->ListCheckpoints());
   TERRACE_RETURN_IF_ERROR(run_->RemoveStrays());
@@ -266,6 +287,7 @@ Status Worker::MakeCache() {
   options.chunk_bytes = std::uint64_t{16} << 10;
   options.background = options_.background;
   options.flush_bytes = std::uint64_t{32} << 10;
+  options.eviction = job_.cache.eviction;
   options.create_row = [bytes = schema.row_bytes()](Key key, std::byte* row) {
     FillRow(key, 0, {row, bytes});
   };
@@ -370,6 +392,8 @@ Status Worker::Reclaim() {
     TERRACE_RETURN_IF_ERROR(Compact());
     // No older checkpoint keeps a file.
     for (std::size_t i = 0; i < kKeep; ++i) TERRACE_RETURN_IF_ERROR(TakeCheckpoint());
+    // Which promises no more than its limit of the run.
+    if (job_.ssd.compaction == CompactionPolicy::kModelSize) return OkStatus();
     stats = stores_->stats();
     if (stats.disk_bytes - stats.spare_bytes <= MostBytes(stats)) return OkStatus();
     for (int step = 0; step < 4; ++step) TERRACE_RETURN_IF_ERROR(Step());

@@ -75,8 +75,18 @@ class ExpectedState {
   virtual Status Restart(const std::vector<Snapshot>& kept) = 0;
 };
 
+// How the tiers of a run work; a checkpoint has the same rows whatever they are.
+struct WorkerTiers {
+  IndexKind index = IndexKind::kKey;
+  std::string policy = "s3_fifo";   // cache.policy
+  std::string compaction = "gain";  // ssd.compaction
+  // The same for a seed.
+  static WorkerTiers Draw(IndexKind index, std::uint64_t seed);
+  std::string ToText() const;
+};
+
 // A small job for a run in that folder, and its plan. The table expects fewer keys than it gets.
-Result<Job> MakeWorkerJob(const std::string& run, IndexKind index);
+Result<Job> MakeWorkerJob(const std::string& run, const WorkerTiers& tiers);
 Result<ModelPlan> MakeWorkerPlan(FileSystem* fs, const Job& job);
 
 // A process's use of the run: opens what the newest checkpoint says and works on it.

@@ -45,7 +45,11 @@ class PowerLoss : public testing::TestWithParam<IndexKind> {
  protected:
   void SetUp() override {
     SetLogLevel(LogLevel::kError);
-    Result<Job> job = MakeWorkerJob(kRun, GetParam());
+    ASSERT_NO_FATAL_FAILURE(Use({GetParam()}));
+  }
+
+  void Use(const WorkerTiers& tiers) {
+    Result<Job> job = MakeWorkerJob(kRun, tiers);
     TERRACE_ASSERT_OK(job.status());
     job_ = *job;
     Result<ModelPlan> plan = MakeWorkerPlan(FileSystem::Posix(), job_);
@@ -88,6 +92,9 @@ TEST_P(PowerLoss, AtRandomMoments) {
   constexpr std::uint64_t kDisks = 40;
   constexpr std::uint64_t kLosses = 8;  // Of one disk.
   for (std::uint64_t seed = 1; seed <= kDisks; ++seed) {
+    const WorkerTiers tiers = WorkerTiers::Draw(GetParam(), seed);
+    SCOPED_TRACE(tiers.ToText());
+    ASSERT_NO_FATAL_FAILURE(Use(tiers));
     MemoryFileSystem disk;
     ExpectedInMemory expected;
     Rng rng(seed);

@@ -31,4 +31,5 @@ def test_kills(terrace, workspace, sample_seed, full, index):
                             stdin=subprocess.DEVNULL, capture_output=True, text=True,
                             timeout=FULL_PATIENCE_SECONDS if full else PATIENCE_SECONDS)
     print(result.stdout)
+    assert f"--seed {sample_seed}: index {index}, cache.policy " in result.stdout, result.stdout
     assert result.returncode == 0, result.stdout + result.stderr
