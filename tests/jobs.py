@@ -1,4 +1,7 @@
 """The small jobs of the whole-system tests."""
+import random
+
+import pairwise
 
 MIB = 1 << 20
 
@@ -28,14 +31,36 @@ def evicting(train, validation_files=(), **more):
     return job
 
 
-def drawn(index, rng):
-    """Settings of the tiers for a table with that index; all come to the same bits."""
-    return {"table.index": index, "table.expected_keys": rng.choice((10_000, 70_000)),
-            "cache.policy": rng.choice(("s3_fifo", "lru_lfu", "pass_lfu")),
-            "ssd.compaction": rng.choice(("gain", "stale_share", "model_size")),
-            # By group each part of a flush would read every file whole.
-            "ssd.read": "planned" if index == "group" else rng.choice(("planned", "whole_file")),
-            "binding": rng.choice(("auto", "off"))}
+def interrupted(train, validation_files=(), **more):
+    """A smaller one that is at each moment in the midst of something: it evicts, checkpoints and compacts all the time."""
+    job = evicting(train, validation_files)
+    job["memory"]["budget"] = "100MiB"
+    job["training"]["batch"] = 512
+    job["metrics"]["every_examples"] = 512
+    job["ssd"].update({"file_size": "1MiB", "shards": 2, "stale_share": 0.1})
+    job.update(more)
+    return job
+
+
+INTERRUPTED_ROWS = 4000  # Of EVICTING_LOG.
+
+# Settings of the tiers; all come to the same bits.
+TIERS = {
+    # By group each part of a flush would read every file whole.
+    ("table.index", "ssd.read"): (("key", "planned"), ("key", "whole_file"), ("group", "planned")),
+    "cache.policy": ("s3_fifo", "lru_lfu", "pass_lfu"),
+    "ssd.compaction": ("gain", "stale_share", "model_size"),
+    "table.expected_keys": (10_000, 70_000),
+    "binding": ("auto", "off"),
+}
+
+
+def tiers(index, seed, count=None):
+    """Settings with that index: those of rows in which every pair of values occurs, or so many that the seed draws."""
+    (pair, *_) = TIERS
+    rows = [row for row in pairwise.pairwise(TIERS, seed) if row[pair][0] == index]
+    for row in rows if count is None else random.Random(seed).sample(rows, count):
+        yield {**dict(zip(pair, row[pair])), **{name: value for name, value in row.items() if name != pair}}
 
 
 def tiny(train, validation_files=(), **more):

@@ -12,9 +12,9 @@ import jobs
 
 @pytest.fixture(scope="module")
 def job(logs):
-    train = logs.criteo(jobs.EVICTING_ROWS, **jobs.EVICTING_LOG)
-    job = jobs.evicting([train])
-    job["ssd"].update({"file_size": "1MiB", "shards": 2, "stale_share": 0.3, "merge_gap": "auto"})
+    job = jobs.interrupted([logs.criteo(jobs.INTERRUPTED_ROWS, **jobs.EVICTING_LOG)])
+    # The disk is measured too, which must not hide a fault.
+    job["ssd"]["merge_gap"] = "auto"
     return job
 
 
@@ -37,7 +37,7 @@ cat > {run.job_path} <<'JOB'
 JOB
 {terrace.binary} train {run.job_path} --test-kill-at checkpoint.after_publish:2 > {workspace}/first.log 2>&1
 echo "first $?"
-mount -o remount,size=$(( $(df --output=used -B1 {disk} | tail -n 1) + 60000000 )) {disk}
+mount -o remount,size=$(( $(df --output=used -B1 {disk} | tail -n 1) + 20000000 )) {disk}
 {terrace.binary} train {run.job_path} --resume > {workspace}/full.log 2>&1
 echo "full $?"
 mount -o remount,size=4g {disk}
@@ -106,20 +106,33 @@ def test_faults(terrace, workspace, job, expected, sample_seed, full):
         harness.remove(folder)
 
 
+def test_faults_at_a_rate(terrace, workspace, job, expected, sample_seed, full):
+    """Any call may fail, more than one of them too."""
+    failed = 0
+    for number in range(60 if full else 6):
+        folder = workspace / str(number)
+        folder.mkdir()
+        # Files of the run alone: a bit that flips in a click log, which carries no checks, makes another log.
+        spec = f"seed={sample_seed + number},rate={(0.0002, 0.001, 0.01)[number % 3]},path={folder}/run/"
+        met = check_fault(terrace, folder, job, expected, spec)
+        print(f"{spec}: {'ended the run' if met else 'did not end it'}")
+        failed += met
+        harness.remove(folder)
+    assert failed > 0, "no rate was high enough"
+
+
 @pytest.mark.parametrize("index", ["key", "group"])
-def test_faults_of_drawn_settings(terrace, workspace, logs, job, sample_seed, full, index):
-    """Files of rows fail by either index, with a policy of each kind that the seed draws."""
+def test_settings(terrace, workspace, logs, job, sample_seed, full, index):
+    """Files of rows fail whatever index, policies and way to read the job has."""
     # By key few files are read unless rows are evicted; by group each write reads the blocks that it changes.
-    rows = {"key": 5000, "group": 3000}[index]
-    job = harness.merge(job, {"data.train": [str(logs.criteo(rows, **jobs.EVICTING_LOG))]})
-    undisturbed = harness.Run(terrace, workspace, job, "undisturbed")
+    job = harness.merge(job, {"data.train": [str(logs.criteo({"key": 4000, "group": 1500}[index], **jobs.EVICTING_LOG))]})
+    undisturbed = harness.Run(terrace, workspace, job, "undisturbed", **{"memory.budget": jobs.LARGE_BUDGET})
     undisturbed.train().expect(0)
     rng = random.Random(sample_seed)
-    for number in range(20 if full else 2):
+    for number, settings in enumerate(jobs.tiers(index, sample_seed, None if full else 3)):
         operation, fault, *_ = rng.choice([one for one in FAULTS if one[0] in ("read", "write", "sync")])
         # Elsewhere a fault may be mended by what meets it: reads that measure the disk, for one.
         spec = f"{operation}:{rng.randrange(1, 13)}:{fault}:/shard-"
-        settings = jobs.drawn(index, rng)
         print(f"--sample-seed {sample_seed}: {spec} with {settings}")
         folder = workspace / str(number)
         folder.mkdir()

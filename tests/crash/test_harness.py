@@ -1,13 +1,9 @@
 """Random work on stores, cache and checkpoints, killed again and again (crash_harness.cc)."""
-import subprocess
-
-import pytest
-
+import harness
 import sync_points
 
 # Seconds for ten thousand rounds on a slow disk.
 FULL_PATIENCE_SECONDS = 4 * 3600
-PATIENCE_SECONDS = 300
 
 
 def test_every_point_has_its_test():
@@ -16,20 +12,19 @@ def test_every_point_has_its_test():
     assert len(sync_points.HARNESS) > 30 and sync_points.BY_KEY < sync_points.HARNESS
 
 
-@pytest.mark.parametrize("index", ["key", "group"])
-def test_kills(terrace, workspace, sample_seed, full, index):
+def test_kills(terrace, workspace, sample_seed, full):
+    """Over both indexes at once: most of the time goes into waiting for the disk."""
     rounds = 10_000 if full else 100
-    points = workspace / "points"
-    passed = sync_points.HARNESS - (set() if index == "key" else sync_points.BY_KEY)
-    points.write_text("\n".join(sorted(passed)) + "\n")
-    folder = workspace / "work"
-    folder.mkdir()
     print(f"--sample-seed {sample_seed}: {rounds} rounds")
-    result = subprocess.run([str(terrace.binary.parent.parent / "tests" / "crash_harness"), "--folder", str(folder),
-                             "--points", str(points), "--rounds", str(rounds), "--seed", str(sample_seed),
-                             "--index", index],
-                            stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                            timeout=FULL_PATIENCE_SECONDS if full else PATIENCE_SECONDS)
-    print(result.stdout)
-    assert f"--seed {sample_seed}: index {index}, cache.policy " in result.stdout, result.stdout
-    assert result.returncode == 0, result.stdout + result.stderr
+    program = terrace.binary.parent.parent / "tests" / "crash_harness"
+    processes = []
+    for index, passed in (("key", sync_points.HARNESS), ("group", sync_points.HARNESS - sync_points.BY_KEY)):
+        folder, points = workspace / index, workspace / f"{index}.points"
+        folder.mkdir()
+        points.write_text("\n".join(sorted(passed)) + "\n")
+        processes.append(harness.Process([program, "--folder", folder, "--points", points, "--rounds", rounds,
+                                          "--seed", sample_seed, "--index", index], workspace / f"{index}.log"))
+    for process in processes:
+        output = process.wait(FULL_PATIENCE_SECONDS if full else harness.PATIENCE_SECONDS).expect(0).output
+        print(output)
+        assert "cache.policy " in output, "each run draws its own, and says so"

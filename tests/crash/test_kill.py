@@ -12,12 +12,9 @@ import sync_points
 
 @pytest.fixture(scope="module")
 def job(logs):
-    train = logs.criteo(jobs.EVICTING_ROWS, **jobs.EVICTING_LOG)
-    validation = logs.criteo(1000, seed=4, cardinality=40_000, zipf=0.6)
-    job = jobs.evicting([train], [validation], validation={"every_examples": 8192})
-    # Small files and shards: more moments at which something is half done.
-    job["ssd"].update({"file_size": "1MiB", "shards": 2, "stale_share": 0.3})
-    return job
+    train = logs.criteo(jobs.INTERRUPTED_ROWS, **jobs.EVICTING_LOG)
+    validation = logs.criteo(500, seed=4, cardinality=40_000, zipf=0.6)
+    return jobs.interrupted([train], [validation], validation={"every_examples": 2048})
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +24,12 @@ def undisturbed(terrace, job, tmp_path_factory):
     outcome = run.train("--test-record-sync-points", folder / "points").expect(0)
     summary = run.summary()
     assert summary["cache"]["evictions"] > 0 and summary["ssd"]["read_bytes"] > 0
-    return run.result(), outcome.seconds, sorted(set((folder / "points").read_text().split()))
+    return run.result(), outcome.seconds, sorted(set((folder / "points").read_text().split())), newest(run)
+
+
+def newest(run):
+    """The number of the newest checkpoint; 0: none."""
+    return max((int(name.split("-")[1]) for name in run.checkpoints()), default=0)
 
 
 def resume_and_compare(run, expected, what):
@@ -52,7 +54,7 @@ def kill_after(run, lines, seconds, *flags):
 
 def test_moments(terrace, workspace, job, undisturbed, sample_seed, full):
     """At moments uniform over the lines of a run, its start and its end; every third is killed again while it resumes."""
-    expected, seconds, _ = undisturbed
+    expected, seconds, _, last = undisturbed
     count = 1000 if full else 50
     rng = random.Random(sample_seed)
     lines = len(expected["metrics"])
@@ -70,7 +72,7 @@ def test_moments(terrace, workspace, job, undisturbed, sample_seed, full):
         outcome = kill_after(run, after, (seconds / 5 if place < 1 else seconds / lines) * rng.random())
         if outcome.code == -signal.SIGKILL:
             killed += 1
-            between += bool(run.checkpoints())
+            between += 0 < newest(run) < last
         if number % 3 == 2:
             # The lines since the last checkpoint are gone once it trains.
             kill_after(run, 0, seconds * rng.random(), "--resume")
@@ -81,61 +83,56 @@ def test_moments(terrace, workspace, job, undisturbed, sample_seed, full):
     assert between >= count * 6 // 10, "too few kills between the first and the last checkpoint"
 
 
-@pytest.fixture(scope="module")
-def smaller(terrace, logs, job, tmp_path_factory):
-    """A job that takes seconds by either index, and what it comes to."""
-    job = harness.merge(job, {"data.train": [str(logs.criteo(4000, **jobs.EVICTING_LOG))], "metrics.every_examples": 512})
-    run = harness.Run(terrace, tmp_path_factory.mktemp("smaller"), job)
-    run.train().expect(0)
-    assert run.summary()["cache"]["evictions"] > 0
-    return job, run.result()
-
-
 @pytest.mark.parametrize("index", ["key", "group"])
-def test_drawn_settings(terrace, workspace, smaller, sample_seed, full, index):
-    """Killed on the way and while it resumes, with a policy of each kind that the seed draws."""
-    job, expected = smaller
+def test_settings(terrace, workspace, logs, sample_seed, full, index):
+    """Killed on the way and while it resumes, whatever index, policies and way to read the job has."""
+    # By group each write reads the blocks that it changes: fewer rows take as long.
+    job = jobs.interrupted([logs.criteo({"key": 4000, "group": 1500}[index], **jobs.EVICTING_LOG)])
+    undisturbed = harness.Run(terrace, workspace, job, "undisturbed", **{"memory.budget": jobs.LARGE_BUDGET})
+    undisturbed.train().expect(0)
     rng = random.Random(sample_seed)
-    for number in range(20 if full else 1):
-        settings = jobs.drawn(index, rng)
+    for number, settings in enumerate(jobs.tiers(index, sample_seed, None if full else 2)):
         print(f"--sample-seed {sample_seed}: {settings}")
         folder = workspace / str(number)
         folder.mkdir()
         run = harness.Run(terrace, folder, job, **settings)
-        lines = rng.randrange(1, 8)
+        lines = rng.randrange(1, len(undisturbed.metrics()) - 2)
         # Sooner, should the run have ended before the signal came.
         while kill_after(run, lines, 0).code == 0:
             harness.remove(run.path)
             lines //= 2
         killed = kill_after(run, lines + 2, 0, "--resume").code
         print(f"killed after {lines} lines, {'and while it resumed' if killed else 'and ended'}")
-        resume_and_compare(run, expected, f"killed with {settings}")
+        resume_and_compare(run, undisturbed.result(), f"killed with {settings}")
         harness.remove(folder)
 
 
 def test_every_sync_point(terrace, workspace, job, undisturbed, sample_seed, full):
-    """At the first hit of each named point, and at a later one."""
-    expected, _, points = undisturbed
-    assert sync_points.TRAINER <= set(points), f"the run passes only {points}"
+    """At the first hit of each named point, and of some that the seed draws at a later one."""
+    expected, _, points, _ = undisturbed
+    # All but those of a resume, of --overwrite and of rows that expire: they are killed at elsewhere.
+    elsewhere = {name for name in sync_points.HARNESS if name.startswith(("store.open.", "run.remove.", "store.sweep."))}
+    missed = (sync_points.TRAINER | sync_points.HARNESS) - elsewhere - set(points)
+    assert not missed, f"the run does not pass {missed}"
     rng = random.Random(sample_seed)
+    later = points if full else rng.sample(points, 8)
     print(f"--sample-seed {sample_seed}: {len(points)} points")
-    for point in points:
-        for hit in (1, rng.randrange(2, 6)) if full else (rng.choice((1, 1, 2, 3)),):
-            folder = workspace / f"{point}-{hit}"
-            folder.mkdir()
-            run = harness.Run(terrace, folder, job)
-            outcome = run.train("--test-kill-at", f"{point}:{hit}")
-            # A point that is hit less often than that lets the run end.
-            assert outcome.code in (-signal.SIGKILL, 0), outcome.output[-4000:]
-            assert hit > 1 or outcome.code != 0, f"{point} was recorded, but not hit"
-            print(f"{point}:{hit}: {'killed' if outcome.code else 'not hit so often'}")
-            resume_and_compare(run, expected, f"killed at {point}:{hit}")
-            harness.remove(folder)
+    for point, hit in [(point, 1) for point in points] + [(point, rng.randrange(2, 6)) for point in later]:
+        folder = workspace / f"{point}-{hit}"
+        folder.mkdir()
+        run = harness.Run(terrace, folder, job)
+        outcome = run.train("--test-kill-at", f"{point}:{hit}")
+        # A point that is hit less often than that lets the run end.
+        assert outcome.code in (-signal.SIGKILL, 0), outcome.output[-4000:]
+        assert hit > 1 or outcome.code != 0, f"{point} was recorded, but not hit"
+        print(f"{point}:{hit}: {'killed' if outcome.code else 'not hit so often'}")
+        resume_and_compare(run, expected, f"killed at {point}:{hit}")
+        harness.remove(folder)
 
 
 def test_every_sync_point_of_a_resume(terrace, workspace, job, undisturbed, sample_seed):
     """What a resume passes before it trains: recovery, removal of what came later."""
-    expected, _, _ = undisturbed
+    expected, *_ = undisturbed
     record = workspace / "points"
     run = harness.Run(terrace, workspace, job)
     run.train("--test-kill-at", "checkpoint.before_publish:4").expect(-signal.SIGKILL)
@@ -158,7 +155,7 @@ def test_every_sync_point_of_a_resume(terrace, workspace, job, undisturbed, samp
 
 def test_every_sync_point_of_compaction(terrace, workspace, job, undisturbed, sample_seed):
     """In a run that must rewrite files all the time to stay within its bound of stale rows."""
-    expected, _, _ = undisturbed
+    expected, *_ = undisturbed
     points = sorted(point for point in sync_points.STORAGE if point.startswith("store.compact."))
     assert points
     rng = random.Random(sample_seed)
@@ -174,7 +171,7 @@ def test_every_sync_point_of_compaction(terrace, workspace, job, undisturbed, sa
 
 
 def test_killed_between_the_last_checkpoint_and_the_summary(terrace, workspace, job, undisturbed):
-    expected, _, _ = undisturbed
+    expected, *_ = undisturbed
     run = harness.Run(terrace, workspace, job)
     run.train().expect(0)
     (run.path / "summary.json").unlink()
@@ -183,7 +180,7 @@ def test_killed_between_the_last_checkpoint_and_the_summary(terrace, workspace, 
 
 
 def test_second_signal_ends_at_once(terrace, workspace, job, undisturbed):
-    expected, _, _ = undisturbed
+    expected, *_ = undisturbed
     run = harness.Run(terrace, workspace, job)
     process = run.start()
     run.wait_for_metrics(process, 3)

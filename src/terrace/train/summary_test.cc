@@ -184,21 +184,22 @@ TEST(Metrics, LinesOfEachVersionAreSound) {
 
 TEST(Metrics, TheFileHasTheChecksumOfItsLines) {
   MemoryFileSystem fs;
+  DiskQuota quota(std::uint64_t{1} << 30);
   const std::string path = "/metrics.jsonl";
   const auto checksum_of = [](const std::string& text) {
     return Checksum64(std::as_bytes(std::span(text)));
   };
   {
-    auto file = MetricsFile::Open(&fs, path, 0, std::nullopt);
+    auto file = MetricsFile::Open(&fs, &quota, path, 0, std::nullopt);
     TERRACE_ASSERT_OK(file.status());
     for (const char* line : {"one", "two", "three"}) TERRACE_ASSERT_OK((*file)->Append(line));
     EXPECT_EQ((*file)->checksum(), checksum_of("one\ntwo\nthree\n"));
   }
-  const auto wrong = MetricsFile::Open(&fs, path, 8, checksum_of("one\ntoo\n"));
+  const auto wrong = MetricsFile::Open(&fs, &quota, path, 8, checksum_of("one\ntoo\n"));
   EXPECT_EQ(wrong.status().code(), StatusCode::kCorruption);
   EXPECT_THAT(wrong.status().message(), HasSubstr("the first 8 bytes have checksum"));
   EXPECT_EQ(io_testing::ReadAll(&fs, path), "one\ntwo\nthree\n") << "it is not cut";
-  auto file = MetricsFile::Open(&fs, path, 8, checksum_of("one\ntwo\n"));
+  auto file = MetricsFile::Open(&fs, &quota, path, 8, checksum_of("one\ntwo\n"));
   TERRACE_ASSERT_OK(file.status());
   TERRACE_ASSERT_OK((*file)->Append("four"));
   EXPECT_EQ(io_testing::ReadAll(&fs, path), "one\ntwo\nfour\n");
@@ -206,8 +207,8 @@ TEST(Metrics, TheFileHasTheChecksumOfItsLines) {
   // More than is read at once.
   TERRACE_ASSERT_OK((*file)->Append(std::string(3'000'000, 'x')));
   const std::uint64_t bytes = (*file)->bytes();
-  TERRACE_EXPECT_OK(MetricsFile::Open(&fs, path, bytes, (*file)->checksum()));
-  EXPECT_FALSE(MetricsFile::Open(&fs, path, bytes - 1, (*file)->checksum()).ok());
+  TERRACE_EXPECT_OK(MetricsFile::Open(&fs, &quota, path, bytes, (*file)->checksum()));
+  EXPECT_FALSE(MetricsFile::Open(&fs, &quota, path, bytes - 1, (*file)->checksum()).ok());
 }
 
 TEST(Metrics, UnadmittedShowsStandOnlyWhereTheyAreCounted) {
