@@ -13,9 +13,9 @@ import harness
 import jobs
 import pairwise
 
-# Examples of the job whose settings are combined. An index by group reads and writes a block for nearly each row of it,
-# since seven of them fill one: with all of jobs.EVICTING_ROWS a combination would take half a minute.
-COMBINED_ROWS = 4000
+# Examples of the job whose settings are combined, with rows so wide that they do not fit. An index by group reads and
+# writes a block for nearly each of them: with all of jobs.EVICTING_ROWS a combination would take half a minute.
+COMBINED_ROWS, COMBINED_DIM = 1500, 128
 INDEX_READ = ("table.index", "ssd.read")
 AXES = {
     "memory.budget": ("least", jobs.SMALL_BUDGET, jobs.LARGE_BUDGET),
@@ -23,7 +23,7 @@ AXES = {
     "training.batch": (256, 1024, 4096, 65536),
     # A flush by group would read every file whole for each part of it: see test_whole_files_by_group.
     INDEX_READ: (("key", "planned"), ("key", "whole_file"), ("group", "planned")),
-    "table.expected_keys": (20_000, 90_000),  # Of 90,000.
+    "table.expected_keys": (7000, 35_000),  # Of 34,000.
     "binding": ("auto", "off"),
     "ssd.shards": (1, 2, 4),
     "ssd.backend": ("io_uring", "threads"),
@@ -70,11 +70,13 @@ def reference(terrace, job_of, tmp_path_factory):
 @pytest.fixture(scope="module")
 def combined_job_of(logs):
     """As job_of, smaller."""
-    validation = logs.criteo(1000, seed=4, cardinality=40_000, zipf=0.6)
+    validation = logs.criteo(500, seed=4, cardinality=40_000, zipf=0.6)
 
     def make(suffix):
         train = logs.criteo(COMBINED_ROWS, suffix, **jobs.EVICTING_LOG)
-        return jobs.evicting([train], [validation], validation={"every_examples": 2048}, metrics={"every_examples": 512})
+        job = jobs.evicting([train], [validation], validation={"every_examples": 1024}, metrics={"every_examples": 256})
+        job["table"]["dim"] = COMBINED_DIM
+        return job
     return make
 
 
@@ -256,20 +258,40 @@ def test_writing_ahead_changes_nothing(terrace, workspace, job_of, reference):
     assert written[0] > 0 and written[1000] == 0, written
 
 
-def test_evaluate_beside_the_run_changes_nothing(terrace, workspace, job_of, reference, logs):
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_readers_beside_the_run_change_nothing(terrace, workspace, job_of, reference, logs, command):
     data = logs.criteo(2000, seed=5, cardinality=40_000, zipf=0.6)
+    output = ["--output", workspace / "predictions.txt"] if command == "predict" else []
     run = harness.Run(terrace, workspace, job_of(".tsv"))
     process = run.start()
     beside = 0
     while process.poll() is None:
         if run.checkpoints():
-            terrace("evaluate", run.path, "--data", data, log=workspace / "evaluate.log").expect(0)
+            terrace(command, run.path, "--data", data, *output, log=workspace / "reader.log").expect(0)
             beside += 1
         else:
             run.wait_for_metrics(process, len(run.metrics()) + 1)
     process.wait().expect(0)
-    assert beside > 0, "no evaluation ran beside the trainer"
-    harness.assert_same(reference, run.result(), "with evaluate beside it")
+    assert beside > 0, f"no {command} ran beside the trainer"
+    harness.assert_same(reference, run.result(), f"with {command} beside it")
+
+
+@pytest.mark.parametrize("every, times", [(None, 0), (256, 12), (3000, 2)])
+def test_validation_changes_nothing(terrace, workspace, combined_job_of, combined_reference, every, times):
+    """Nor that there is none."""
+    job = combined_job_of(".tsv")
+    job["validation"]["every_examples"] = every
+    if every is None:
+        job["data"]["validation"] = []
+    run = harness.Run(terrace, workspace, job)
+    run.train().expect(0)
+    assert run.summary()["cache"]["evictions"] > 0 and run.summary()["ssd"]["read_bytes"] > 0
+    actual = run.result()
+    assert sum(line["kind"] == "validation" for line in actual["metrics"]) == times
+    def but_validation(result):
+        intervals = [line for line in result["metrics"] if line["kind"] == "interval"]
+        return {**{name: result[name] for name in ("digest", "progressive", "examples", "rows")}, "metrics": intervals}
+    harness.assert_same(but_validation(combined_reference), but_validation(actual), f"validated every {every} examples")
 
 
 def test_another_seed_is_another_model(terrace, workspace, job_of, reference):
