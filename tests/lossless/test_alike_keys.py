@@ -47,7 +47,7 @@ def test_alike_keys(terrace, workspace, logs, sample_seed):
     print(f"--sample-seed {sample_seed}")
     categories = alike_categories(rng, enough=500)
     log = workspace / "alike.tsv"
-    with open(logs.criteo(jobs.EVICTING_ROWS, **jobs.EVICTING_LOG)) as source, open(log, "w") as target:
+    with open(logs.criteo(4000, **jobs.EVICTING_LOG)) as source, open(log, "w") as target:
         for line in source:
             fields = line.rstrip("\n").split("\t")
             for column in COLUMNS:

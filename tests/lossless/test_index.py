@@ -9,13 +9,13 @@ import pytest
 import harness
 import jobs
 
-KEYS = 260_000  # Of the log; see EVICTING_LOG.
+KEYS = 90_000  # Of the log.
 LINE = {"key": "index: table default, by key", "group": "index: table default, by group, about"}
 
 
 @pytest.fixture(scope="module")
 def job(logs):
-    return jobs.evicting([logs.criteo(jobs.EVICTING_ROWS, **jobs.EVICTING_LOG)])
+    return jobs.evicting([logs.criteo(4000, **jobs.EVICTING_LOG)], metrics={"every_examples": 512})
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +91,12 @@ def test_an_index_is_for_life(terrace, workspace, logs):
 
 def test_rows_expire_by_group(terrace, workspace, job):
     """What rows expire is a matter of job and data; that they leave their blocks is told by the counts."""
-    job = harness.merge(job, {"table.expire_every_examples": 1500, "table.expire_after": 4000, "table.admit_after": 2,
+    job = harness.merge(job, {"table.expire_every_examples": 500, "table.expire_after": 1400, "table.admit_after": 2,
                               "table.admit_filter": "1MiB"})
     reference = harness.Run(terrace, workspace, job, name="reference",
                             **{"memory.budget": jobs.LARGE_BUDGET, "pipeline.depth": 0})
     reference.train().expect(0)
-    run = harness.Run(terrace, workspace, job, **by_group(60_000))
+    run = harness.Run(terrace, workspace, job, **by_group(20_000))
     run.train().expect(0)
     assert run.summary()["ssd"]["read_bytes"] > 0
     assert run.summary()["expiry"]["dropped"] > 100, run.summary()["expiry"]
