@@ -1,4 +1,5 @@
 """The whole process stays within memory.budget."""
+import json
 import math
 import os
 import pathlib
@@ -14,7 +15,8 @@ import jobs
 
 BUDGET = 320 * jobs.MIB
 SMALL = 128 * jobs.MIB
-CGROUP = pathlib.Path("/sys/fs/cgroup/memory")
+EXAMPLES = pathlib.Path(__file__).resolve().parent.parent.parent / "examples"
+CGROUPS = pathlib.Path("/sys/fs/cgroup")
 
 
 class Peak:
@@ -35,7 +37,7 @@ def peak(workspace):
 
 @pytest.fixture(scope="module")
 def train_log(logs):
-    return logs.criteo(jobs.EVICTING_ROWS, **jobs.EVICTING_LOG)
+    return logs.criteo(8000, **jobs.EVICTING_LOG)
 
 
 def large_job(train_log):
@@ -108,23 +110,47 @@ def test_readers_keep_the_budget(terrace, workspace, train_log, peak):
         assert peak.read() <= BUDGET, f"{command[0]} took {peak.read() / jobs.MIB:.0f} MiB"
 
 
-def test_within_a_control_group_of_that_size(terrace, workspace, train_log):
-    """Page cache counts too, and who goes beyond is killed."""
-    if os.geteuid() != 0 or not (CGROUP / "cgroup.procs").exists():
-        pytest.skip("needs root and a version 1 memory control group")
-    group = CGROUP / f"terrace-test-{os.getpid()}"
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_examples(terrace, workspace, logs, peak, example):
+    """The shipped jobs, on a few thousand lines."""
+    log = logs.criteo(4000, seed=8, cardinality=100_000)
+    data = (["data.rows=20000", "data.validation_rows=2000"] if example.stem == "synthetic" else
+            [f"data.train=[{log}]", f"data.validation=[{log}]"])
+    settings = [part for setting in [*data, f"output={workspace}/run", f"memory.budget={BUDGET}"] for part in ("--set", setting)]
+    terrace("train", example, *settings, log=workspace / "log", prefix=peak.prefix).expect(0)
+    assert json.loads((workspace / "run/summary.json").read_text())["validation"]["examples"] > 0
+    assert peak.read() <= BUDGET, f"{peak.read() / jobs.MIB:.0f} MiB"
+
+
+@pytest.fixture
+def control_group():
+    """A control group of BUDGET bytes of memory, of version 1 or 2."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to make a control group")
+    first = (CGROUPS / "memory" / "cgroup.procs").exists()
+    if not first and not (CGROUPS / "cgroup.controllers").exists():
+        pytest.skip(f"no memory control groups of version 1 or 2 at {CGROUPS}")
+    group = CGROUPS / ("memory" if first else ".") / f"terrace-test-{os.getpid()}"
     try:
+        if not first:
+            # Where the root has not given its groups the control of memory yet.
+            (CGROUPS / "cgroup.subtree_control").write_text("+memory")
         group.mkdir()
+        (group / ("memory.limit_in_bytes" if first else "memory.max")).write_text(str(BUDGET))
     except OSError as error:
-        pytest.skip(f"can't make a control group here: {error}")
-    try:
-        (group / "memory.limit_in_bytes").write_text(str(BUDGET))
-        run = harness.Run(terrace, workspace, large_job(train_log))
-        enter = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "enter"]
-        run.train(prefix=enter).expect(0)
-        assert run.summary()["cache"]["evictions"] > 0
-    finally:
-        group.rmdir()
+        if group.exists():
+            group.rmdir()
+        pytest.skip(f"can't make a memory control group of version 1 or 2 here: {error}")
+    yield group
+    group.rmdir()
+
+
+def test_within_a_control_group_of_that_size(terrace, workspace, train_log, control_group):
+    """Page cache counts too, and who goes beyond is killed."""
+    run = harness.Run(terrace, workspace, large_job(train_log))
+    enter = ["sh", "-c", f'echo $$ > {control_group}/cgroup.procs && exec "$@"', "enter"]
+    run.train(prefix=enter).expect(0)
+    assert run.summary()["cache"]["evictions"] > 0
 
 
 def test_too_small_a_budget_says_what_would_do(terrace, workspace, train_log):
@@ -149,13 +175,16 @@ def test_a_resume_whose_index_does_not_fit_is_refused(terrace, workspace):
     run.train("--resume", "--set", f"memory.budget={needed}MiB").expect(0)
 
 
-def test_no_memory_left(terrace, workspace, train_log):
+def test_no_memory_left(terrace, workspace, logs):
     """A limit of the address space, wherever it strikes: a message, and the run goes on from its last checkpoint."""
-    expected = harness.Run(terrace, workspace, large_job(train_log), name="expected")
+    job = large_job(logs.criteo(4000, **jobs.EVICTING_LOG))
+    job["memory"]["budget"] = 192 * jobs.MIB
+    expected = harness.Run(terrace, workspace, job, name="expected")
     expected.train().expect(0)
+    assert expected.summary()["cache"]["evictions"] > 0
     refused = 0
-    for limit in range(128, 700, 80):
-        run = harness.Run(terrace, workspace, large_job(train_log))
+    for limit in range(96, 500, 50):
+        run = harness.Run(terrace, workspace, job)
         outcome = run.train(prefix=["prlimit", f"--as={limit * jobs.MIB}"])
         assert outcome.code in (0, 1, 2), f"{limit} MiB: exit {outcome.code}\n{outcome.output[-4000:]}"
         if outcome.code != 0:
