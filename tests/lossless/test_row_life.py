@@ -75,7 +75,7 @@ def test_sample(terrace, workspace, job, reference, sample_seed):
     print(f"--sample-seed {sample_seed}: {len(rows)} combinations")
     evictions = 0  # Of runs with the small budget: one set at a time, and what expires, may leave room for all rows.
     for number, settings in enumerate(rows):
-        (tiers,) = jobs.tiers(rng.choice(("key", "group")), rng.randrange(10**6), 1)
+        (tiers,) = jobs.tiers(rng.choice(("key", "key", "group")), rng.randrange(10**6), 1)
         settings |= tiers
         print(settings)
         folder = workspace / str(number)
