@@ -1,4 +1,5 @@
 """Options and fixtures of the tests that run the binary."""
+import os
 import pathlib
 import random
 import shutil
@@ -6,6 +7,9 @@ import shutil
 import pytest
 
 import harness
+
+# The products of the references are small: threads that wait for them would take the cores from the program under test.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
