@@ -153,6 +153,20 @@ def test_every_sync_point_of_a_resume(terrace, workspace, job, undisturbed, samp
         resume_and_compare(run, expected, f"killed at {point} of the resume")
 
 
+def test_every_sync_point_of_an_overwrite(terrace, workspace, logs):
+    """What is left of the old run is taken for a run still, by the marker that goes last."""
+    run = harness.Run(terrace, workspace, jobs.tiny([logs.criteo(1000, **jobs.EVICTING_LOG)]))
+    run.train().expect(0)
+    digest = run.digest()
+    points = sorted(point for point in sync_points.STORAGE if point.startswith("run.remove."))
+    assert points
+    for point in points:
+        run.train("--overwrite", "--test-kill-at", point).expect(-signal.SIGKILL)
+        run.train("--overwrite").expect(0)
+        assert run.digest() == digest
+        run.verify()
+
+
 def test_every_sync_point_of_compaction(terrace, workspace, job, undisturbed, sample_seed):
     """In a run that must rewrite files all the time to stay within its bound of stale rows."""
     expected, *_ = undisturbed
