@@ -16,15 +16,20 @@ LookAheadDistance::LookAheadDistance(std::uint64_t examples)
 
 void LookAheadDistance::Update(std::uint64_t planned, std::uint64_t ahead,
                                const LookAheadRows& rows) {
-  constexpr double kFull = 0.8;      // Of the unpinned rows: the rest is passing through.
+  // Of the unpinned rows; the others are passing through.
+  constexpr double kAim = 0.75;
   constexpr double kTooMany = 0.01;  // Of the evictions.
-  constexpr double kGrowth = 0.5;    // Examples for each that was trained.
+  // Examples for each that was trained: where no row stays, at least and at most. What is added
+  // shows only when rows come to the end of their queue; larger steps would swing.
+  constexpr double kSlope = 2, kLeast = -1, kMost = 0.5;
   const auto trained = static_cast<double>(planned - planned_);
-  const bool full = static_cast<double>(rows.coming) > kFull * static_cast<double>(rows.unpinned) ||
-                    static_cast<double>(rows.evicted_coming - rows_.evicted_coming) >
+  const double share = static_cast<double>(rows.coming) /
+                       static_cast<double>(std::max<std::uint64_t>(1, rows.unpinned));
+  const bool too_many = static_cast<double>(rows.evicted_coming - rows_.evicted_coming) >
                         kTooMany * static_cast<double>(rows.evicted - rows_.evicted);
   if (planned_ > 0) {
-    examples_ += full ? -trained : kGrowth * trained;
+    examples_ +=
+        trained * (too_many ? kLeast : std::clamp(kSlope * (1 - share / kAim), kLeast, kMost));
     // No further than was reached by now, where something else holds it up.
     examples_ = std::min(examples_, static_cast<double>(ahead) + 2 * trained);
     examples_ = std::max(examples_, static_cast<double>(FutureKeys::kTickExamples));

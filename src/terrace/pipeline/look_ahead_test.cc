@@ -29,13 +29,19 @@ TEST(LookAheadDistance, GrowsWhileThereIsRoomAndShrinksWhereThereIsNone) {
   distance.Update(planned += 10'000, 100'000, kRoom);
   EXPECT_EQ(distance.examples(), 105'000u) << "half of what was trained";
   distance.Update(planned += 10'000, 105'000, kFull);
-  EXPECT_EQ(distance.examples(), 95'000u);
+  EXPECT_EQ(distance.examples(), 101'000u) << "by how much it is too full";
+  distance.Update(planned += 10'000, 101'000, {.unpinned = 100, .coming = 75});
+  EXPECT_EQ(distance.examples(), 101'000u) << "as it should be";
+  distance.Update(planned += 10'000, 101'000, {.unpinned = 100, .coming = 100});
+  EXPECT_NEAR(static_cast<double>(distance.examples()), 94'333, 1);
+  distance.Update(planned += 10'000, 94'333, {.unpinned = 0, .coming = 0});  // All are pinned.
+  EXPECT_NEAR(static_cast<double>(distance.examples()), 99'333, 1);
   // Rows that come again were evicted, more than one in a hundred; then none more.
   const LookAheadRows evicts{.unpinned = 100, .coming = 10, .evicted = 1000, .evicted_coming = 11};
-  distance.Update(planned += 10'000, 95'000, evicts);
-  EXPECT_EQ(distance.examples(), 85'000u);
-  distance.Update(planned += 10'000, 85'000, evicts);
-  EXPECT_EQ(distance.examples(), 90'000u);
+  distance.Update(planned += 10'000, 99'333, evicts);
+  EXPECT_NEAR(static_cast<double>(distance.examples()), 89'333, 1);
+  distance.Update(planned += 10'000, 89'333, evicts);
+  EXPECT_NEAR(static_cast<double>(distance.examples()), 94'333, 1);
   // Something else holds it up: it does not run away.
   distance.Update(planned += 1000, 20'000, kRoom);
   EXPECT_EQ(distance.examples(), 22'000u);
