@@ -37,8 +37,7 @@ Result<RunningChecksum64> ChecksumOf(FileSystem* fs, const std::string& path, st
 }  // namespace
 
 Result<std::unique_ptr<MetricsFile>> MetricsFile::Open(FileSystem* fs, DiskQuota* quota,
-                                                       const std::string& path,
-                                                       std::uint64_t bytes,
+                                                       const std::string& path, std::uint64_t bytes,
                                                        std::optional<std::uint64_t> checksum) {
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs->Open(path, OpenMode::kAppend));
   TERRACE_ASSIGN_OR_RETURN(const std::uint64_t size, file->Size());

@@ -213,8 +213,8 @@ Status TrainingRun::OpenRun(RunMode mode) {
     TERRACE_RETURN_IF_ERROR(run_->RemoveStrays());
     TERRACE_ASSIGN_OR_RETURN(
         stores_, RunStores::Create(fs_, clock_, quota_.get(), run_.get(), job_, *plan_, options));
-    TERRACE_ASSIGN_OR_RETURN(
-        metrics_file_, MetricsFile::Open(fs_, quota_.get(), metrics_path, 0, std::nullopt));
+    TERRACE_ASSIGN_OR_RETURN(metrics_file_,
+                             MetricsFile::Open(fs_, quota_.get(), metrics_path, 0, std::nullopt));
     return OkStatus();
   }
   std::vector<Checkpoint> kept;
@@ -235,9 +235,9 @@ Status TrainingRun::OpenRun(RunMode mode) {
   TERRACE_RETURN_IF_ERROR(ReserveKept(kept));
   TERRACE_ASSIGN_OR_RETURN(stores_, RunStores::Open(fs_, clock_, quota_.get(), run_.get(), job_,
                                                     *plan_, options, newest, kept));
-  TERRACE_ASSIGN_OR_RETURN(
-      metrics_file_, MetricsFile::Open(fs_, quota_.get(), metrics_path, newest.metrics_bytes,
-                                       newest.metrics_checksum));
+  TERRACE_ASSIGN_OR_RETURN(metrics_file_,
+                           MetricsFile::Open(fs_, quota_.get(), metrics_path, newest.metrics_bytes,
+                                             newest.metrics_checksum));
   return Restore(newest);
 }
 
