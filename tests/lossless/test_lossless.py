@@ -312,7 +312,20 @@ def test_looking_ahead_changes_nothing(terrace, workspace, job_of, reference):
         run = harness.Run(terrace, workspace, job_of(".tsv"), word, **{"training.batch": 1024, "cache.look_ahead": word})
         run.train().expect(0)
         harness.assert_same(reference, run.result(), f"with cache.look_ahead {word}")
+        memory = run.summary()["memory"]
+        assert memory["peak_bytes"] <= memory["budget_bytes"]
         intervals = [line["performance"] for line in run.metrics() if line["kind"] == "interval"]
         ahead[word] = [line["look_ahead"] for line in intervals if "look_ahead" in line]
     assert max(line["rows"] for line in ahead["auto"]) > 0 and not ahead["off"]
     assert max(line["examples"] for line in ahead["auto"]) > 1024
+
+
+def test_looking_ahead_warns_of_nothing_twice(terrace, workspace, logs):
+    lines = logs.criteo(jobs.EVICTING_ROWS, **jobs.EVICTING_LOG).read_text().splitlines(True)
+    lines[9000] = "no click\n"
+    log = workspace / "bad.tsv"
+    log.write_text("".join(lines))
+    run = harness.Run(terrace, workspace, jobs.evicting([log]), **{"training.batch": 1024, "data.epochs": 1})
+    output = run.train().expect(0).output
+    assert output.index("looking ahead") < output.index("bad line"), "it is to begin before it comes there"
+    assert output.count(f"bad line {log}:9001") == 1, output

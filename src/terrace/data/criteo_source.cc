@@ -95,7 +95,9 @@ Result<std::unique_ptr<ExampleSource>> CriteoSource::Open(FileSystem* fs,
   bool has_rows = false;
   for (const InputFile& file : files) {
     TERRACE_ASSIGN_OR_RETURN(const Head head, ReadHead(fs, file, options));
-    if (!head.has_rows) LogText(LogLevel::kWarning, file.path + ": holds no example");
+    if (!head.has_rows && options.warns) {
+      LogText(LogLevel::kWarning, file.path + ": holds no example");
+    }
     layouts.push_back(head.layout);
     stream_bytes = std::max(stream_bytes, head.stream_bytes);
     has_rows |= head.has_rows;
@@ -349,9 +351,11 @@ Status CriteoSource::CountBadLine(const LineReader::Line& line, const BadLine& b
         files_[line.file].path + ":" + std::to_string(line.number) + ": " + bad.ToString();
     if (first_bad_.empty()) first_bad_ = text;
     ++bad_logged_;
-    LogText(LogLevel::kWarning,
-            "bad line " + text +
-                (bad_logged_ == kLoggedBadLines ? "; further ones are only counted" : ""));
+    if (options_.warns) {
+      LogText(LogLevel::kWarning,
+              "bad line " + text +
+                  (bad_logged_ == kLoggedBadLines ? "; further ones are only counted" : ""));
+    }
   }
   if (rows_in_epoch_ + bad_in_epoch_ >= kLinesBeforeCheck) return CheckBadFraction();
   return OkStatus();

@@ -73,6 +73,8 @@ struct DataOptions {
   double max_bad_fraction = 0.01;  // Of the lines; more stops the run.
   // Every line gets a score: bad ones are only counted, after a start with a good one.
   bool for_scoring = false;
+  // Warns of the first bad lines and of empty files; else somebody who reads the same does.
+  bool warns = true;
   std::uint64_t read_ahead_bytes = std::uint64_t{8} << 20;
   // synthetic (see click_log_generator.h)
   std::uint64_t rows = 0;

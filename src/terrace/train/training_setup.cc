@@ -359,6 +359,7 @@ Status TrainingRun::MakeCaches() {
     TERRACE_ASSIGN_OR_RETURN(future_keys_, FutureKeys::Create(memory_.future_bytes));
     DataOptions data = job_.train_data;
     data.read_ahead_bytes = train_read_ahead_bytes_;
+    data.warns = false;  // The first reading does.
     look_ahead_ = std::make_unique<LookAhead>([fs = fs_, data] { return OpenSource(fs, data); },
                                               job_.training.minibatch, future_keys_.get());
   }
