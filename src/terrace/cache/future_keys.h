@@ -51,6 +51,9 @@ class FutureKeys {
     return coming;
   }
 
+  // Memory for each row that the caches hold: three keys that come for each are as many as are of
+  // use (docs/decisions/look-ahead.md).
+  static constexpr std::uint64_t kBytesPerCachedRow = 14;
   // Examples that have one time.
   static constexpr std::uint64_t kTickExamples = 2048;
 

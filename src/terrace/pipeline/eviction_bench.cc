@@ -147,8 +147,7 @@ class PolicyRun {
   PolicyRun(const EvictionOptions& options, std::uint64_t rows, bool looks_ahead)
       : arena_(kRowBytes, kChunkBytes), rows_(rows) {
     if (looks_ahead) {
-      constexpr std::uint64_t kFutureBytesPerRow = 14;
-      auto future = FutureKeys::Create(rows * kFutureBytesPerRow);
+      auto future = FutureKeys::Create(rows * FutureKeys::kBytesPerCachedRow);
       Require(future.ok(), future.status().ToString());
       future_ = std::move(future).value();
     }
@@ -187,10 +186,8 @@ class PolicyRun {
                      const std::deque<std::vector<EntryId>>& pinned) {
     constexpr std::uint64_t kTick = FutureKeys::kTickExamples;
     if (!distance_.has_value()) {
-      if (arena_.used_rows() < rows_ / 4 * 3) return;
-      constexpr std::uint64_t kTimesFilled = 3;
-      distance_.emplace(kTimesFilled * batch * kTick);
-      front_ = batch;
+      if (!LookAheadDistance::Fills(arena_.used_rows(), rows_)) return;
+      distance_.emplace(batch * kTick, batch * kTick);
     }
     front_ = std::max(front_, batch);
     LookAheadRows rows;

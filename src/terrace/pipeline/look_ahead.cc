@@ -11,8 +11,11 @@
 
 namespace terrace {
 
-LookAheadDistance::LookAheadDistance(std::uint64_t examples)
-    : examples_(static_cast<double>(std::max(examples, FutureKeys::kTickExamples))) {}
+LookAheadDistance::LookAheadDistance(std::uint64_t planned, std::uint64_t filled)
+    : planned_(planned) {
+  constexpr std::uint64_t kTimesFilled = 3;
+  examples_ = static_cast<double>(std::max(kTimesFilled * filled, FutureKeys::kTickExamples));
+}
 
 void LookAheadDistance::Update(std::uint64_t planned, std::uint64_t ahead,
                                const LookAheadRows& rows) {
@@ -27,13 +30,12 @@ void LookAheadDistance::Update(std::uint64_t planned, std::uint64_t ahead,
                        static_cast<double>(std::max<std::uint64_t>(1, rows.unpinned));
   const bool too_many = static_cast<double>(rows.evicted_coming - rows_.evicted_coming) >
                         kTooMany * static_cast<double>(rows.evicted - rows_.evicted);
-  if (planned_ > 0) {
-    examples_ +=
-        trained * (too_many ? kLeast : std::clamp(kSlope * (1 - share / kAim), kLeast, kMost));
-    // No further than was reached by now, where something else holds it up.
-    examples_ = std::min(examples_, static_cast<double>(ahead) + 2 * trained);
-    examples_ = std::max(examples_, static_cast<double>(FutureKeys::kTickExamples));
-  }
+  const double change =
+      trained * (too_many ? kLeast : std::clamp(kSlope * (1 - share / kAim), kLeast, kMost));
+  // It grows where it is what ends the looking, and not the room, the log or the time for it.
+  const bool reached = static_cast<double>(ahead) + 2 * trained >= examples_;
+  if (change < 0 || reached) examples_ += change;
+  examples_ = std::max(examples_, static_cast<double>(FutureKeys::kTickExamples));
   planned_ = planned;
   rows_ = rows;
 }
@@ -54,11 +56,10 @@ void LookAhead::Stop() {
 }
 
 void LookAhead::Begin(const DataCursor& from, std::uint64_t filled) {
-  constexpr std::uint64_t kTimesFilled = 3;
   TERRACE_CHECK(!begun());
   {
     MutexLock lock(&mu_);
-    distance_ = LookAheadDistance(kTimesFilled * filled);
+    distance_ = LookAheadDistance(from.examples, filled);
   }
   planned_.store(from.examples, std::memory_order_relaxed);
   seen_.store(from.examples, std::memory_order_relaxed);

@@ -1,8 +1,8 @@
 // LookAhead: reads the training log a second time, ahead of the first, and tells the caches which
 // keys will come (FutureKeys), so that rows that are needed again stay in memory. It begins when
-// rows are about to be evicted and reads as far as FutureKeys has room. What it knows changes no
-// bit of a model. Threads: one of its own, which yields; Begin and SetPlanned from one thread
-// (stage 2), the others from any.
+// rows are about to be evicted and reads as far as LookAheadDistance says and FutureKeys has room.
+// What it knows changes no bit of a model. Threads: one of its own, which yields; Begin and
+// SetPlanned from one thread (stage 2), the others from any.
 #pragma once
 
 #include <atomic>
@@ -31,14 +31,18 @@ struct LookAheadRows {
 // Threads: one at a time.
 class LookAheadDistance {
  public:
-  explicit LookAheadDistance(std::uint64_t examples);
+  // Of memory that holds rows: whether it is time to begin. Before, nothing can be gained.
+  static bool Fills(std::uint64_t used, std::uint64_t capacity) { return used >= capacity / 4 * 3; }
+  // planned: examples that have got their rows; filled: by how many memory was filled, which says
+  // how far to look at first.
+  LookAheadDistance(std::uint64_t planned, std::uint64_t filled);
   std::uint64_t examples() const { return static_cast<std::uint64_t>(examples_); }
-  // planned: examples that have got their rows; ahead: how many beyond were looked at.
+  // ahead: examples beyond `planned` that were looked at.
   void Update(std::uint64_t planned, std::uint64_t ahead, const LookAheadRows& rows);
 
  private:
+  std::uint64_t planned_;  // At the last call.
   double examples_;
-  std::uint64_t planned_ = 0;  // At the last call.
   LookAheadRows rows_;
 };
 
@@ -50,8 +54,8 @@ class LookAhead {
   LookAhead(Open open, std::uint32_t minibatch, FutureKeys* future);
   ~LookAhead() { Stop(); }
 
-  // Examples from `from` on have not got their rows. filled: by how many memory was filled, which
-  // says how far to look at first. REQUIRES: has not begun.
+  // Examples from `from` on have not got their rows. filled: as LookAheadDistance. REQUIRES: has
+  // not begun.
   void Begin(const DataCursor& from, std::uint64_t filled);
   bool begun() const { return thread_.joinable(); }
   // Examples before `cursor` have got their rows. REQUIRES: has begun.
@@ -79,7 +83,7 @@ class LookAhead {
   CondVar changed_;
   ExampleSource* source_ TERRACE_GUARDED_BY(mu_) = nullptr;  // While it is read.
   bool stop_ TERRACE_GUARDED_BY(mu_) = false;
-  LookAheadDistance distance_ TERRACE_GUARDED_BY(mu_){0};
+  LookAheadDistance distance_ TERRACE_GUARDED_BY(mu_){0, 0};
   // Relaxed: gauges, and how far stage 2 is.
   std::atomic<std::uint64_t> planned_{0};
   std::atomic<std::uint64_t> seen_{0};

@@ -96,13 +96,11 @@ std::uint64_t LeastBytes(const MemoryPlanInput& input) {
          plan.io_bytes + BatchesBytes(input, input.minibatch) + LeastRowBytes(input);
 }
 
-// Three keys that are known to come for each row in memory are as many as are of use
-// (docs/decisions/look-ahead.md).
 void PlanLookAhead(const MemoryPlanInput& input, MemoryPlan* plan) {
-  constexpr std::uint64_t kFutureBytesPerRow = 14, kMostFutureBytes = 256 * kMiB;
+  constexpr std::uint64_t kMostFutureBytes = 256 * kMiB;
   const std::uint64_t rows = plan->rows_bytes / input.row_bytes;
   const std::uint64_t future = HugeBuffer::SizeFor(
-      std::min({rows * kFutureBytesPerRow, plan->rows_bytes / 16, kMostFutureBytes}));
+      std::min({rows * FutureKeys::kBytesPerCachedRow, plan->rows_bytes / 16, kMostFutureBytes}));
   const std::uint64_t source =
       input.source_bytes + BatchBytesPerExample(input) *
                                std::max<std::uint64_t>(input.minibatch, FutureKeys::kTickExamples);

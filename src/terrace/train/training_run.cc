@@ -203,8 +203,7 @@ void TrainingRun::AfterPull(const DataCursor& cursor) {
                                      stats.evictions, stats.coming_evicted});
     return;
   }
-  // Before that nothing can be gained.
-  if (stats.used_bytes < stats.capacity_bytes / 4 * 3) return;
+  if (!LookAheadDistance::Fills(stats.used_bytes, stats.capacity_bytes)) return;
   LogText(
       LogLevel::kInfo,
       fmt::format("memory fills with rows at example {}: looking ahead for those that come again",
