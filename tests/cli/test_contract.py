@@ -22,6 +22,16 @@ def finished(terrace, log, tmp_path_factory):
     return run
 
 
+def interrupted(terrace, workspace, log, **changes):
+    """A run that a signal ended amid many epochs."""
+    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 200}), **changes)
+    process = run.start()
+    run.wait_for_metrics(process, 3)
+    process.signal(signal.SIGINT)
+    process.wait(20).expect(130)
+    return run
+
+
 def test_results_as_json_carry_a_version(terrace, finished, log, workspace):
     evaluated = json.loads(terrace.text("evaluate", finished.path, "--data", log, "--json"))
     assert list(evaluated)[0] == "format_version" and evaluated["format_version"] == 1
@@ -280,12 +290,7 @@ def test_compaction_is_told(terrace, workspace, log, settings, line):
 
 def test_what_was_written_counts_over_resumes(terrace, workspace, log):
     """Each process goes on from what its checkpoint says; inspect tells it too."""
-    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 200}),
-                      **{"ssd.rated_writes": "1GB"})
-    process = run.start()
-    run.wait_for_metrics(process, 3)
-    process.signal(signal.SIGINT)
-    process.wait(20).expect(130)
+    run = interrupted(terrace, workspace, log, **{"ssd.rated_writes": "1GB"})
     first = run.summary()["ssd"]["run"]
     view = json.loads(terrace.text("inspect", run.path, "--json"))
     assert 0 < view["ssd"]["run"]["write_bytes"] <= first["write_bytes"]
@@ -335,11 +340,7 @@ def test_resume_of_a_finished_run_with_another_seed_is_refused(finished):
 
 
 def test_resume_with_another_seed_is_refused(terrace, workspace, log):
-    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 200}))
-    process = run.start()
-    run.wait_for_metrics(process, 3)
-    process.signal(signal.SIGINT)
-    process.wait(20).expect(130)
+    run = interrupted(terrace, workspace, log)
     outcome = run.train("--resume", "--set", "seed=12").expect(2)
     assert "seed" in outcome.output and "11" in outcome.output and "12" in outcome.output, outcome.output
 
@@ -413,11 +414,7 @@ def test_verify_finds_a_flipped_bit(terrace, finished, workspace):
 
 def test_another_figure_in_the_metrics_is_found(terrace, workspace, log):
     """A line that is still a line: by the checkpoint's checksum, when verified and before a resume appends to it."""
-    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 200}))
-    process = run.start()
-    run.wait_for_metrics(process, 3)
-    process.signal(signal.SIGINT)
-    process.wait(20).expect(130)
+    run = interrupted(terrace, workspace, log)
     run.verify()
     path = run.path / "metrics.jsonl"
     lines = run.metrics()
