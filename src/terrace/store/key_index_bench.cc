@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <string_view>
 #include <vector>
 
 #include "terrace/base/clock.h"
@@ -138,21 +137,16 @@ Spread Lookups(const Settings& settings, const KeyIndex& index, bool present, Rn
 
 int Main(int argc, char** argv) {
   Settings settings;
-  settings.seed = BenchFlags::FreshSeed();
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view name = argv[i];
-    if (name == "--tiny") {
-      settings = {.keys = 200'000, .batch = 10'000, .rounds = 3, .seed = settings.seed};
-      continue;
-    }
-    Require(i + 1 < argc, "[--tiny] [--keys N] [--batch N] [--rounds N] [--seed S]");
-    const auto value = static_cast<std::uint64_t>(std::strtoull(argv[++i], nullptr, 10));
-    if (name == "--keys") settings.keys = value;
-    if (name == "--batch") settings.batch = value;
-    if (name == "--seed") settings.seed = value;
-    if (name == "--rounds") settings.rounds = static_cast<int>(value);
-  }
-  std::printf("--seed %llu\n", static_cast<unsigned long long>(settings.seed));
+  BenchFlags flags([&] {
+    settings.keys = 200'000;
+    settings.batch = 10'000;
+    settings.rounds = 3;
+  });
+  flags.Add("keys", &settings.keys);
+  flags.Add("batch", &settings.batch);
+  flags.Add("rounds", &settings.rounds);
+  flags.AddSeed(&settings.seed);
+  if (!flags.Parse(argc, argv)) return 2;
   Require(settings.keys >= 10 && settings.batch > 0 && settings.rounds > 0, "numbers above 0");
   KeyIndex index(kRowBits);
   Grow(settings, &index);
