@@ -213,6 +213,8 @@ RecordLayout Checkpoint::StoreManifest::record_layout() const {
   return RecordLayout::Of(table, shard, RecordRowBytes(index, row_bytes));
 }
 
+std::string CheckpointFileName(std::uint64_t id) { return fmt::format("checkpoint-{:08}", id); }
+
 std::uint32_t CheckpointVersionOf(const Checkpoint& checkpoint) {
   if (checkpoint.metrics_checksum) return 4;
   for (const Checkpoint::StoreManifest& store : checkpoint.stores) {

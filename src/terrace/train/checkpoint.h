@@ -150,6 +150,8 @@ Result<HeldCheckpoint> HoldNewestCheckpoint(RunFolder* run);
 // names admission filters, 1 has none of these.
 inline constexpr std::uint32_t kCheckpointVersion = 4;
 std::uint32_t CheckpointVersionOf(const Checkpoint& checkpoint);
+// In the folder "checkpoints" of a run.
+std::string CheckpointFileName(std::uint64_t id);
 // The payload of a checkpoint file, and back (kCorruption: no such payload). For tests too.
 Result<std::string> EncodeCheckpoint(const Checkpoint& checkpoint);
 Result<Checkpoint> DecodeCheckpoint(const std::string& payload);

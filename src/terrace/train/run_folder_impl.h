@@ -57,7 +57,7 @@ class RunFolderImpl final : public RunFolder {
  private:
   std::string At(std::string_view name) const { return JoinPath(path_, name); }
   std::string CheckpointPath(std::uint64_t id) const {
-    return At(fmt::format("checkpoints/checkpoint-{:08}", id));
+    return JoinPath(At("checkpoints"), CheckpointFileName(id));
   }
   std::string DensePath(std::uint64_t id) const { return At(fmt::format("dense/dense-{:08}", id)); }
   std::string FilterPath(std::uint64_t id, const std::string& table) const {

@@ -48,7 +48,7 @@ class RunScrubber {
     return *parsed_;
   }
   std::string CheckpointPath(std::uint64_t id) const {
-    return At(fmt::format("checkpoints/checkpoint-{:08}", id).c_str());
+    return JoinPath(At("checkpoints"), CheckpointFileName(id));
   }
   Status ScrubCheckpoint(std::uint64_t id);
   void ScrubFilters(const Checkpoint& checkpoint, std::vector<Finding>* findings);

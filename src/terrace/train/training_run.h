@@ -53,8 +53,8 @@ class TrainingRun {
  private:
   // All that comes before the folder is touched.
   Status PlanRun(RunMode mode);
-  // Whether the run there is finished, though this process can't train it, as `planned` says. Only
-  // reads. kInvalidArgument: it is another model's, as far as that can be told.
+  // Whether the run there is finished; `planned`: whether this process could train it. Only reads.
+  // kInvalidArgument: it is another model's, as far as that can be told.
   Result<bool> IsFinished(const Status& planned);
   Status OpenInputs();
   Status MakeMemoryPlan();

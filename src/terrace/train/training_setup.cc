@@ -63,14 +63,13 @@ Status TrainingRun::Prepare(RunMode mode) {
   binding_ = MakeBindingPlan(job_);
   interleaving_.emplace(binding_.memory_nodes);
   const Status planned = PlanRun(mode);
-  if (!planned.ok() && mode == RunMode::kResume) {
+  if (mode == RunMode::kResume) {
     // What a run needed is no matter any more when it is finished.
     TERRACE_ASSIGN_OR_RETURN(already_finished_, IsFinished(planned));
     if (already_finished_) return OkStatus();
   }
   TERRACE_RETURN_IF_ERROR(planned);
   TERRACE_RETURN_IF_ERROR(OpenRun(mode));
-  if (already_finished_) return OkStatus();
   TERRACE_RETURN_IF_ERROR(MakeCaches());
   WarnOfFullDisks();
   LogText(LogLevel::kInfo, DescribeMemoryPlan(memory_));
@@ -101,8 +100,10 @@ Result<bool> TrainingRun::IsFinished(const Status& planned) {
   const Result<std::vector<std::uint64_t>> ids = (*run)->ListCheckpointFiles();
   if (!ids.ok() || ids->empty()) return false;
   const Result<Checkpoint> newest = (*run)->ReadCheckpoint(ids->back());
+  // Without the summary, the last process ended between the two: there is still that to do.
   if (!newest.ok() || !newest->finished || !HasSummaryOf(newest->id)) return false;
   if (plan_) {
+    // A job with another seed has not been trained.
     const Status same = CompareIdentity(
         newest->identity, IdentifyingSettings(job_, *plan_, *source_), job_.resume.accept);
     if (!same.ok()) return Both(planned, same);
@@ -223,14 +224,8 @@ Status TrainingRun::OpenRun(RunMode mode) {
     kept.push_back(std::move(checkpoint));
   }
   const Checkpoint& newest = kept.back();
-  // Of a finished run too: a job with another seed has not been trained.
   TERRACE_RETURN_IF_ERROR(CompareIdentity(
       newest.identity, IdentifyingSettings(job_, *plan_, *source_), job_.resume.accept));
-  // Without the summary, the last process ended between the two: there is still that to do.
-  if (newest.finished && HasSummaryOf(newest.id)) {
-    already_finished_ = true;
-    return OkStatus();
-  }
   TERRACE_RETURN_IF_ERROR(run_->RemoveStrays());
   TERRACE_RETURN_IF_ERROR(ReserveKept(kept));
   TERRACE_ASSIGN_OR_RETURN(stores_, RunStores::Open(fs_, clock_, quota_.get(), run_.get(), job_,
@@ -255,7 +250,7 @@ Status TrainingRun::ReserveKept(std::span<const Checkpoint> kept) {
     }
   }
   for (const Checkpoint& checkpoint : kept) {
-    std::uint64_t bytes = own[fmt::format("checkpoint-{:08}", checkpoint.id)];
+    std::uint64_t bytes = own[CheckpointFileName(checkpoint.id)];
     for (const FileDigest& dense : checkpoint.dense) bytes += WholeBlocks(dense.size);
     for (const auto& filter : checkpoint.admission) bytes += WholeBlocks(filter.digest.size);
     kept_.push_back({checkpoint.id, bytes});
