@@ -245,7 +245,8 @@ def curve(options):
     trainer = Trainer(options)
     results = []
     print(f"machine: {machine()}")
-    print(f"Zipf 1.05, 26 slots, minibatch 2048, {options.hidden[0]}, {options.threads[-1]} threads, index {options.index}; "
+    print(f"Zipf 1.05, 26 slots, minibatch 2048, {options.hidden[0]}, {options.threads[-1]} threads, index {options.index}, look-ahead "
+          f"{options.look_ahead}; "
           f"examples/s: the median of {options.repeats} runs (least..most), the other figures of that run")
     print(f"{'dim':>4} {'model/budget':>12} {'budget':>9} {'examples/s':>27} {'share':>6} {'hits':>6} {'read':>9} {'written':>9} "
           f"{'index B/key':>11} {'peak':>9} {'cores busy':>10} {'reads/s':>8}")
@@ -277,7 +278,8 @@ def curve_point(options, trainer, dim, ratio, model_bytes, table):
     if budget < options.least_budget_gib * GIB:
         raise SystemExit(f"a budget of {budget / GIB:.2f} GiB: raise --rows and --model-gib")
     job = synthetic(options.seed, options.rows, options.cardinality, dim, [int(h) for h in options.hidden[0].split(",")], 2048,
-                    threads, budget, training={"batch": options.batch}, metrics={"every_examples": options.batch}, table=table)
+                    threads, budget, training={"batch": options.batch}, metrics={"every_examples": options.batch}, table=table,
+                    cache={"look_ahead": options.look_ahead})
     summary, lines = trainer.train(job, threads)
     if summary["memory"]["peak_bytes"] > budget:
         raise SystemExit(f"the process took {summary['memory']['peak_bytes']:,} bytes of a budget of {budget:,}")
@@ -376,6 +378,7 @@ def main():
         if name == "curve":
             command.add_argument("--dims", type=int, nargs="+", default=[32, 64])
             command.add_argument("--ratios", type=float, nargs="+", default=[0.5, 1, 2, 4, 8])
+            command.add_argument("--look-ahead", choices=["auto", "off"], default="auto", help="cache.look_ahead")
             command.add_argument("--index", choices=["key", "group", "auto"], default="key",
                                  help="of the table; group and auto expect the keys that a first run, by key, has found")
             command.add_argument("--least-budget-gib", type=float, default=1)
