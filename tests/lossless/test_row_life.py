@@ -23,8 +23,8 @@ AXES = {
 }
 TABLES = {
     "admission": {"admit_after": 3, "admit_filter": "128KiB"},
-    "expiry": {"expire_every_examples": 500, "expire_after": 1400, "expire_below": 0.09, "expire_decay": 0.8},
-    "both": {"admit_after": 2, "admit_filter": "128KiB", "expire_every_examples": 250, "expire_after": 1700,
+    "expiry": {"expire_every_examples": 500, "expire_after": 2000, "expire_below": 0.09, "expire_decay": 0.8},
+    "both": {"admit_after": 2, "admit_filter": "128KiB", "expire_every_examples": 250, "expire_after": 2200,
              "expire_below": 0.15, "expire_decay": 0.95},
 }
 
@@ -36,7 +36,7 @@ def job(request, logs):
     validation = logs.criteo(1000, seed=4, cardinality=2500, zipf=0)
     job = jobs.evicting([train], [validation], validation={"every_examples": 2048}, metrics={"every_examples": 512})
     # With so many weights what is left of the rows does not fit into the small budget.
-    job["table"].update({"dim": 96 if request.param == "expiry" else 128, **TABLES[request.param]})
+    job["table"].update({"dim": 112 if request.param == "expiry" else 144, **TABLES[request.param]})
     return job
 
 
