@@ -76,19 +76,26 @@ void EdgeTile(std::size_t lines, std::size_t width, std::size_t depth, const flo
   }
 }
 
-// (depth, width) at `from` to panels of `panel` columns, the last one filled up with zeros.
+// (depth, width) at `from` to panels of `panel` columns, the last one filled up with zeros. A few
+// lines at a time, read from end to end: a cache line that holds parts of two panels is still there
+// for the second.
 template <std::size_t panel>
 void Pack(std::size_t depth, std::size_t width, const float* from, std::size_t ld, float* to) {
-  for (std::size_t first = 0; first < width; first += panel) {
-    const std::size_t count = std::min(panel, width - first);
-    for (std::size_t l = 0; l < depth; ++l, to += panel) {
-      const float* line = from + l * ld + first;
-      if (count == panel) {
-        std::memcpy(to, line, panel * sizeof(float));
-        continue;
+  constexpr std::size_t kTogether = 8;
+  for (std::size_t begin = 0; begin < depth; begin += kTogether) {
+    const std::size_t end = std::min(begin + kTogether, depth);
+    for (std::size_t first = 0; first < width; first += panel) {
+      const std::size_t count = std::min(panel, width - first);
+      float* line_to = to + first * depth + begin * panel;
+      for (std::size_t l = begin; l < end; ++l, line_to += panel) {
+        const float* line = from + l * ld + first;
+        if (count == panel) {
+          std::memcpy(line_to, line, panel * sizeof(float));
+          continue;
+        }
+        for (std::size_t c = 0; c < count; ++c) line_to[c] = line[c];
+        for (std::size_t c = count; c < panel; ++c) line_to[c] = 0.0f;
       }
-      for (std::size_t c = 0; c < count; ++c) to[c] = line[c];
-      for (std::size_t c = count; c < panel; ++c) to[c] = 0.0f;
     }
   }
 }
@@ -105,11 +112,22 @@ void MultiplyBlock(std::size_t m, std::size_t n, std::size_t depth, const float*
   const bool pack = n > kTileWidth || LinesCollide(lda);
   const std::size_t first_packed = pack ? 0 : m / kTileLines * kTileLines;
   Pack<kTileLines>(depth, m - first_packed, a + first_packed, lda, a_panels);
+  const std::size_t tiles = (m + kTileLines - 1) / kTileLines;
+  const std::size_t fetched_by_tile = (depth + tiles - 1) / tiles;
   for (std::size_t j = 0; j < n; j += kTileWidth) {
     const std::size_t width = std::min(kTileWidth, n - j);
     Pack<kTileWidth>(depth, width, b + j, ldb, b_panel);
+    // Lines of the next panel come nearer while this one is multiplied.
+    const std::size_t to_fetch = j + 2 * kTileWidth <= n ? depth : 0;
+    std::size_t fetched = 0;
     for (std::size_t i = 0; i < m; i += kTileLines) {
       const std::size_t lines = std::min(kTileLines, m - i);
+      for (const std::size_t end = std::min(to_fetch, fetched + fetched_by_tile); fetched < end;
+           ++fetched) {
+        const float* next = b + fetched * ldb + j + kTileWidth;
+        __builtin_prefetch(next, 0, 2);
+        __builtin_prefetch(next + kLanes, 0, 2);
+      }
       const bool packed = i >= first_packed;
       const float* columns = packed ? a_panels + (i - first_packed) * depth : a + i;
       const std::size_t stride = packed ? kTileLines : lda;
