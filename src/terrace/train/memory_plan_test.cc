@@ -76,7 +76,7 @@ TEST(MemoryPlan, TheLeastIsToldSoThatItIsEnough) {
 }
 
 TEST(MemoryPlan, PartsMakeTheBudget) {
-  int looking = 0;
+  int looking = 0, shared = 0;
   for (std::uint64_t seed = 0; seed < 2000; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Rng rng(seed);
@@ -98,8 +98,12 @@ TEST(MemoryPlan, PartsMakeTheBudget) {
               input.least_cache_bytes + input.index_bytes + input.index_room_bytes);
     EXPECT_EQ(plan->batch % input.minibatch, 0);
     EXPECT_LE(plan->batch, input.batch);
+    const std::uint64_t rest = plan->batches_bytes + plan->look_ahead_bytes + plan->rows_bytes;
+    EXPECT_TRUE(plan->batch == input.minibatch || plan->batches_bytes <= rest / 8);
+    if (plan->batch > input.minibatch && plan->batch < input.batch) ++shared;
   }
   EXPECT_GT(looking, 500);
+  EXPECT_GT(shared, 100) << "whose batch the share decides";
 }
 
 // A model of tables with rows of one length, expecting so many keys each.
