@@ -69,9 +69,21 @@ class S3FifoModel final : public ModelPolicy {
     rows_.erase(id);
   }
   std::size_t coming() const { return coming_.size(); }
+  std::uint64_t stranded() const { return stranded_; }
   std::vector<EntryId> TakeVictims(std::size_t count, const std::set<EntryId>& pinned,
                                    std::uint32_t /*slots*/, std::uint64_t /*used*/) override {
     std::vector<EntryId> victims, leave;
+    for (std::size_t looks = std::min(count, coming_.size()); looks > 0; --looks) {
+      const EntryId id = coming_.front();
+      coming_.pop_front();
+      if (future_->Coming(MixKey(rows_.at(id).key))) {
+        coming_.push_back(id);
+        continue;
+      }
+      ++stranded_;
+      victims.push_back(id);
+      rows_.erase(id);
+    }
     while (victims.size() < count && small_.size() + main_.size() + coming_.size() > 0) {
       std::uint64_t of_small = 0;
       for (const auto& [id, row] : rows_) of_small += row.main ? 0 : 1;
@@ -123,6 +135,7 @@ class S3FifoModel final : public ModelPolicy {
   std::map<EntryId, Row> rows_;
   std::map<EntryId, Key> keys_;
   std::list<EntryId> small_, main_, coming_;
+  std::uint64_t stranded_ = 0;  // Rows that no longer came.
   GhostKeys ghosts_;
   const FutureKeys* const future_;
 };
@@ -266,6 +279,7 @@ class Comparison {
   // Of these, those that come again; and the most rows that stayed for it.
   std::uint64_t coming_evicted() const { return policy_->coming().evicted; }
   std::uint64_t most_coming() const { return most_coming_; }
+  std::uint64_t stranded() const { return static_cast<S3FifoModel*>(model_.get())->stranded(); }
 
  private:
   void SetLimit(std::uint64_t rows) {
@@ -290,6 +304,7 @@ class Comparison {
     if (future_ == nullptr) return;
     ticks_ += rng_.Below(3);
     future_->SetNow(ticks_ * FutureKeys::kTickExamples);
+    if (rng_.Below(50) == 0) future_->SetWithin((20 + rng_.Below(30)) * FutureKeys::kTickExamples);
     std::vector<Key> keys;
     // At times nearly all.
     for (std::uint64_t i = 0; i < 10 + pins_ / 100 % 4 * 400; ++i) {
@@ -435,6 +450,7 @@ TEST(EvictionPolicy, S3FifoThatKnowsWhatComesAgreesWithItsModel) {
     ASSERT_NO_FATAL_FAILURE(comparison.Run(2000));
     EXPECT_GT(comparison.victims(), 5000u);
     EXPECT_GT(comparison.most_coming(), 50u) << "the test is about rows that stay";
+    EXPECT_GT(comparison.stranded(), 100u) << "and cease to come";
     evicted += comparison.coming_evicted();
   }
   EXPECT_GT(evicted, 0u) << "and about those that leave all the same";

@@ -1,14 +1,20 @@
 // FutureKeys: the keys that examples to come will ask for, as far as the stream of examples was
-// looked at ahead of training, each with the last time at which it is known to be asked for: 20
-// bits of a key's hash and a coarse time, sixteen to a cache line. What will be asked for again
-// stays in memory, as in Bélády's optimal order of eviction (A study of replacement algorithms for
-// a virtual-storage computer, IBM Systems Journal 1966), of which this knows as much as it has room
-// for. A key may be taken for another (2 in 100,000), and one whose line is full is not known.
+// looked at ahead of training, and when. What will be asked for soon stays in memory, as in
+// Bélády's optimal order of eviction (A study of replacement algorithms for a virtual-storage
+// computer, IBM Systems Journal 1966), of which this knows as much as it has room for; what comes
+// later leaves, but one knows when it will be back.
+// What is known is a ring of stretches, parts of the stream one after another, each a table of
+// lines of 32 keys: 12 bits of a key's hash, and in which sixteenth of the stretch it is asked for
+// last. So a key takes two bytes in each stretch that asks for it. A stretch is forgotten as a
+// whole, when all of it is past. A key that does not come may be taken for one that does (once in
+// 150 look-ups for each full stretch that is looked at), and one whose line is full is not known.
 // Threads: Add, SetNow, CanAdd and coming one thread at a time; the others any, beside it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -23,7 +29,7 @@ namespace terrace {
 
 class FutureKeys {
  public:
-  // Memory of so many bytes, in whole lines. kOutOfMemory. REQUIRES: bytes > 0.
+  // Memory of so many bytes, in whole pages. kOutOfMemory. REQUIRES: bytes > 0.
   static Result<std::unique_ptr<FutureKeys>> Create(std::uint64_t bytes);
 
   // Examples up to `example`, at most kTickExamples of them, ask for these keys. Calls come in the
@@ -33,77 +39,167 @@ class FutureKeys {
   void SetNow(std::uint64_t example);
   // Whether there is room, and the time is not too far ahead.
   bool CanAdd(std::uint64_t example) const;
-  // Keys that are known to come.
-  std::uint64_t coming() const { return coming_; }
+  // Keys that are known to come; one that several stretches ask for counts in each. A gauge.
+  std::uint64_t coming() const;
 
-  void Prefetch(std::uint64_t hash) const { __builtin_prefetch(LineOf(hash)); }
-  // Whether an example to come asks for the key with this mixed hash (MixKey).
-  bool Coming(std::uint64_t hash) const {
-    Line& line = *LineOf(hash);
-    const std::uint32_t mark = MarkOf(hash);
-    // Relaxed here and elsewhere: a change that is seen late costs a read of the disk at most.
-    const std::uint32_t now = now_.load(std::memory_order_relaxed);
-    bool coming = false;
-    for (std::uint32_t way = 0; way < kWays; ++way) {
-      const std::uint32_t word = Load(line, way);
-      coming |= (word & ~kTimeMask) == mark && IsAhead(word, now);
-    }
-    return coming;
+  // What is asked for by so many examples from now on is Coming; at first all that is known.
+  void SetWithin(std::uint64_t examples) {
+    within_.store(examples / kTickExamples, std::memory_order_relaxed);
   }
 
-  // Memory for each row that the caches hold: three keys that come for each are as many as are of
-  // use (docs/decisions/look-ahead.md).
-  static constexpr std::uint64_t kBytesPerCachedRow = 14;
+  // For Coming, and for TicksUntilNext.
+  void Prefetch(std::uint64_t hash) const { PrefetchUntil(hash, LastWithin()); }
+  void PrefetchNext(std::uint64_t hash) const { PrefetchUntil(hash, kNoTick); }
+  // Whether an example to come asks for the key with this mixed hash (MixKey), within the distance.
+  bool Coming(std::uint64_t hash) const {
+    const std::uint64_t last = LastWithin();
+    return NextTick(hash, last) <= last;
+  }
+  // How many ticks from now on the key is asked for, as far as that is known: the last time in the
+  // first stretch that asks for it, to a sixteenth of the stretch. At most kNever - 1.
+  std::uint16_t TicksUntilNext(std::uint64_t hash) const {
+    const std::uint64_t now = now_.load(std::memory_order_relaxed);
+    const std::uint64_t next = NextTick(hash, kNoTick);
+    if (next == kNoTick) return kNever;
+    // `now` may have moved on meanwhile.
+    return static_cast<std::uint16_t>(
+        std::min<std::uint64_t>(next - std::min(next, now), kNever - 1));
+  }
+  static constexpr std::uint16_t kNever = 65535;
+
+  // Memory for each row that the caches hold: about eleven known keys, a frequent one counted in
+  // each stretch. In a click log that is four times the distance within which rows that come again
+  // fill memory, and tells of nine in ten rows that are evicted and come again when they do
+  // (docs/decisions/look-ahead.md).
+  static constexpr std::uint64_t kBytesPerCachedRow = 28;
   // Examples that have one time.
   static constexpr std::uint64_t kTickExamples = 2048;
 
  private:
-  static constexpr std::uint32_t kWays = 16;
-  static constexpr int kTimeBits = 12;
-  static constexpr std::uint32_t kTimeMask = (std::uint32_t{1} << kTimeBits) - 1;
-  // A quarter of what the bits tell apart. What is past would look as if it came again three
-  // quarters later, but by then it was swept out.
-  static constexpr std::uint32_t kMostTicksAhead = std::uint32_t{1} << (kTimeBits - 2);
-  static constexpr std::uint32_t kTicksOfSweep = std::uint32_t{1} << (kTimeBits - 1);
+  static constexpr std::uint32_t kStretches = 8;
+  // So that what the ring knows is less than kNever ticks away; and a tick for each time.
+  static constexpr std::uint64_t kMostStretchTicks = kNever / kStretches, kLeastStretchTicks = 16;
+  static constexpr std::uint64_t kNoTick = ~std::uint64_t{0};
   static constexpr std::uint32_t kRecent = 4096;  // Keys.
-  // Each: hash bits above, time below; 0: empty.
+
+  // Four ways of 16 bits to a word: 12 bits of hash above, four of time below; 0: empty. Words are
+  // read and written whole, relaxed, by one writer; what a reader sees late costs a read of the
+  // disk at most. Ways are compared within words, since compilers make no vectors of atomics.
+  static constexpr std::uint32_t kLineWords = 8;
+  static constexpr std::uint32_t kWays = kLineWords * 4;
+  static constexpr std::uint64_t kTimes = 16;
+  static constexpr std::uint64_t kEachWay = 0x0001'0001'0001'0001;
+  static constexpr std::uint64_t kMarkBits = kEachWay * 0xfff0;
   struct alignas(64) Line {
-    std::array<std::uint32_t, kWays> ways;
+    std::array<std::uint64_t, kLineWords> words;
   };
-  static std::uint32_t Load(Line& line, std::uint32_t way) {
-    return std::atomic_ref(line.ways[way]).load(std::memory_order_relaxed);
+  // The lines of all stretches for the same hashes, beside each other: a look-up reads one place.
+  using Lines = std::array<Line, kStretches>;
+  static std::uint64_t Load(Line& line, std::uint32_t word) {
+    return std::atomic_ref(line.words[word]).load(std::memory_order_relaxed);
   }
-  static void Store(Line& line, std::uint32_t way, std::uint32_t word) {
-    std::atomic_ref(line.ways[way]).store(word, std::memory_order_relaxed);
+  static void Store(Line& line, std::uint32_t word, std::uint64_t ways) {
+    std::atomic_ref(line.words[word]).store(ways, std::memory_order_relaxed);
   }
+
+  // Written by the adding thread; a look-up may see them as of different moments, with what follows
+  // from it as above.
+  struct Stretch {
+    std::atomic<std::uint64_t> start{0}, end{0};  // Ticks; the end is beyond the last.
+    std::atomic<std::uint64_t> unit{1};           // Ticks that have one time.
+    std::uint64_t keys = 0;                       // The adding thread's.
+  };
 
   FutureKeys(HugeBuffer memory, std::uint64_t lines);
-  Line* LineOf(std::uint64_t hash) const {
-    return lines_ + static_cast<std::uint64_t>((static_cast<Uint128>(hash) * line_count_) >> 64);
+  Lines& LinesOf(std::uint64_t hash) const {
+    return lines_[static_cast<std::uint64_t>((static_cast<Uint128>(hash) * line_count_) >> 64)];
   }
   // Of all bits, because high ones choose the line. Never 0.
-  static std::uint32_t MarkOf(std::uint64_t hash) {
-    const auto mark = static_cast<std::uint32_t>((hash * 0xd6e8feb86659fd93ULL) >> 32);
-    return (mark >> kTimeBits == 0 ? mark | 1U << kTimeBits : mark) & ~kTimeMask;
+  static std::uint64_t MarkOf(std::uint64_t hash) {
+    const std::uint64_t mark = (hash * 0xd6e8feb86659fd93ULL) >> 48 & 0xfff0;
+    return mark == 0 ? 0x10 : mark;
   }
-  static bool IsAhead(std::uint32_t word, std::uint32_t now) {
-    return ((word - now) & kTimeMask) <= kMostTicksAhead;
+  // A bit for each way of the line whose bits of `mask` are those of `pattern`: word + 16 * way.
+  static std::uint64_t FindWays(Line& line, std::uint64_t pattern, std::uint64_t mask) {
+    constexpr std::uint64_t kLow = kEachWay * 0x7fff;
+    std::uint64_t found = 0;
+    for (std::uint32_t word = 0; word < kLineWords; ++word) {
+      const std::uint64_t other = (Load(line, word) & mask) ^ pattern;
+      // The top bit of each way that is 0.
+      found |= ~(((other & kLow) + kLow) | other | kLow) >> (15 - word);
+    }
+    return found;
   }
-  void AddToLine(std::uint64_t hash, std::uint32_t time);
-  // Empties the places of past keys in a line.
-  void SweepLine(std::uint64_t line);
+  std::uint64_t LastWithin() const {
+    return now_.load(std::memory_order_relaxed) + within_.load(std::memory_order_relaxed);
+  }
+  // Calls visit(number, stretch) for those that are not past and start by tick `last`, the oldest
+  // first, until it returns true.
+  template <typename Visit>
+  void ForStretches(std::uint64_t now, std::uint64_t last, const Visit& visit) const {
+    const std::uint32_t newest = newest_.load(std::memory_order_relaxed);
+    for (std::uint32_t i = 1; i <= kStretches; ++i) {
+      const std::uint32_t number = (newest + i) % kStretches;
+      const Stretch& stretch = stretches_[number];
+      if (stretch.end.load(std::memory_order_relaxed) <= now) continue;
+      if (stretch.start.load(std::memory_order_relaxed) > last) return;
+      if (visit(number, stretch)) return;
+    }
+  }
+  void PrefetchUntil(std::uint64_t hash, std::uint64_t last) const {
+    const Lines& lines = LinesOf(hash);
+    ForStretches(now_.load(std::memory_order_relaxed), last, [&](std::uint32_t number, auto&) {
+      __builtin_prefetch(&lines[number]);
+      return false;
+    });
+  }
+  // The first known tick from now on that asks for the key; kNoTick: none in the stretches that
+  // start by `last`.
+  std::uint64_t NextTick(std::uint64_t hash, std::uint64_t last) const {
+    Lines& lines = LinesOf(hash);
+    const std::uint64_t pattern = MarkOf(hash) * kEachWay;
+    const std::uint64_t now = now_.load(std::memory_order_relaxed);
+    std::uint64_t next = kNoTick;
+    ForStretches(now, last, [&](std::uint32_t number, const Stretch& stretch) {
+      Line& line = lines[number];
+      const std::uint64_t found = FindWays(line, pattern, kMarkBits);
+      if (found == 0) return false;
+      const auto place = static_cast<std::uint32_t>(std::countr_zero(found));
+      const std::uint64_t time = Load(line, place % 16) >> (place / 16 * 16) & (kTimes - 1);
+      const std::uint64_t unit = stretch.unit.load(std::memory_order_relaxed);
+      const std::uint64_t tick = stretch.start.load(std::memory_order_relaxed) + time * unit;
+      if (tick + unit <= now) return false;
+      next = std::max(tick, now);
+      return true;
+    });
+    return next;
+  }
+
+  // Of a stretch. Beyond seven eighths of the ways too many lines are full.
+  std::uint64_t MostKeys() const { return line_count_ * (kWays * 7 / 8); }
+  // Half of the distance: a key that comes soon and once more in the same stretch counts as one
+  // that comes late, and may leave before its time.
+  std::uint64_t MostTicks() const {
+    return std::clamp(within_.load(std::memory_order_relaxed) / 2, kLeastStretchTicks,
+                      kMostStretchTicks);
+  }
+  bool NextIsFree() const;
+  // The next stretch begins, if it is free.
+  void BeginStretch(std::uint64_t tick);
+  // Makes the units of the newest stretch so long that the tick is in one of them.
+  std::uint64_t TimeOf(std::uint64_t tick);
+  void AddToLine(std::uint64_t hash, std::uint64_t time);
 
   const HugeBuffer memory_;
-  Line* const lines_;
-  const std::uint64_t line_count_;
-  std::atomic<std::uint32_t> now_{0};  // Ticks, modulo their bits.
+  Lines* const lines_;
+  const std::uint64_t line_count_;  // Of each stretch.
+  std::array<Stretch, kStretches> stretches_;
+  std::atomic<std::uint32_t> newest_{0};
+  std::atomic<std::uint64_t> now_{0};              // Ticks.
+  std::atomic<std::uint64_t> within_{kNever - 1};  // Ticks.
   // The adding thread's.
-  std::uint64_t now_tick_ = 0;
-  std::uint64_t coming_ = 0;
-  std::uint64_t swept_lines_ = 0;                          // Of the sweep that goes on.
-  std::array<std::uint32_t, kTimeMask + 1> asked_last_{};  // By time: keys.
-  std::vector<std::uint64_t> recent_;  // Added at recent_tick_: what is asked for often.
-  std::uint64_t recent_tick_ = ~std::uint64_t{0};
+  std::vector<std::uint64_t> recent_;  // Hashes in the newest stretch with recent_time_.
+  std::uint64_t recent_time_ = 0;
 };
 
 }  // namespace terrace

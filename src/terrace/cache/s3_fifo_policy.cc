@@ -89,7 +89,7 @@ class S3FifoPolicy final : public EvictionPolicy {
   }
 
   std::size_t TakeVictims(std::size_t count, EntryId* victims) override {
-    std::size_t taken = 0;
+    std::size_t taken = TakeStranded(count, victims);
     while (taken < count) {
       const bool small =
           small_rows_ > 0 && (small_rows_ + held_small_ >= small_limit_ || main_rows_ == 0);
@@ -133,6 +133,31 @@ class S3FifoPolicy final : public EvictionPolicy {
   ComingRows coming() const override { return coming_; }
 
  private:
+  // Looks at as many of the rows that have stayed longest because they come. One that does not, or
+  // not soon any more, is a victim: it was taken for another, or fewer examples count as soon.
+  std::size_t TakeStranded(std::size_t count, EntryId* victims) {
+    std::size_t taken = 0;
+    for (std::size_t left = std::min<std::size_t>(count, coming_.rows); left > 0;) {
+      std::array<EntryId, kGroup> group;
+      const std::size_t group_size = std::min(group.size(), left);
+      left -= group_size;
+      for (std::size_t i = 0; i < group_size; ++i) {
+        group[i] = queues_.Pop(kComing);
+        TERRACE_CHECK(group[i] != kNoEntry);
+        future_->Prefetch(MixKey(arena_->entry(group[i]).key));
+      }
+      for (std::size_t i = 0; i < group_size; ++i) {
+        if (future_->Coming(MixKey(arena_->entry(group[i]).key))) {
+          queues_.Push(kComing, group[i]);
+        } else {
+          victims[taken++] = group[i];
+          --coming_.rows;
+        }
+      }
+    }
+    return taken;
+  }
+
   // Whether a row that came to the end of its queue is no victim, and goes where it belongs.
   bool Stays(EntryId id, bool small) {
     Entry& entry = arena_->entry(id);

@@ -13,14 +13,14 @@ namespace terrace {
 
 LookAheadDistance::LookAheadDistance(std::uint64_t planned, std::uint64_t filled)
     : planned_(planned) {
-  constexpr std::uint64_t kTimesFilled = 3;
+  constexpr std::uint64_t kTimesFilled = 5;
   examples_ = static_cast<double>(std::max(kTimesFilled * filled, FutureKeys::kTickExamples));
 }
 
 void LookAheadDistance::Update(std::uint64_t planned, std::uint64_t ahead,
                                const LookAheadRows& rows) {
   // Of the unpinned rows; the others are passing through.
-  constexpr double kAim = 0.75;
+  constexpr double kAim = 0.9;
   constexpr double kTooMany = 0.01;  // Of the evictions.
   // Examples for each that was trained: where no row stays, at least and at most. What is added
   // shows only when rows come to the end of their queue; larger steps would swing.
@@ -32,9 +32,13 @@ void LookAheadDistance::Update(std::uint64_t planned, std::uint64_t ahead,
                         kTooMany * static_cast<double>(rows.evicted - rows_.evicted);
   const double change =
       trained * (too_many ? kLeast : std::clamp(kSlope * (1 - share / kAim), kLeast, kMost));
-  // It grows where it is what ends the looking, and not the room, the log or the time for it.
-  const bool reached = static_cast<double>(ahead) + 2 * trained >= examples_;
-  if (change < 0 || reached) examples_ += change;
+  // What is not known keeps no row: it grows no further than that, and shrinks from there.
+  const auto known = static_cast<double>(ahead);
+  if (change < 0) {
+    examples_ = std::min(examples_, known) + change;
+  } else {
+    examples_ = std::max(examples_, std::min(examples_ + change, known));
+  }
   examples_ = std::max(examples_, static_cast<double>(FutureKeys::kTickExamples));
   planned_ = planned;
   rows_ = rows;
@@ -57,19 +61,18 @@ void LookAhead::Stop() {
 
 void LookAhead::Begin(const DataCursor& from, std::uint64_t filled) {
   TERRACE_CHECK(!begun());
-  {
-    MutexLock lock(&mu_);
-    distance_ = LookAheadDistance(from.examples, filled);
-  }
+  distance_ = LookAheadDistance(from.examples, filled);
+  future_->SetWithin(distance_.examples());
   planned_.store(from.examples, std::memory_order_relaxed);
   seen_.store(from.examples, std::memory_order_relaxed);
   thread_ = Thread("look-ahead", ThreadPriority::kYielding, [this, from] { Loop(from); });
 }
 
 void LookAhead::SetPlanned(const DataCursor& cursor, const LookAheadRows& rows) {
+  distance_.Update(cursor.examples, examples_ahead(), rows);
+  future_->SetWithin(distance_.examples());
   {
     MutexLock lock(&mu_);
-    distance_.Update(cursor.examples, examples_ahead(), rows);
     planned_.store(cursor.examples, std::memory_order_relaxed);
   }
   changed_.NotifyAll();
@@ -127,9 +130,8 @@ Status LookAhead::ReadOn(const DataCursor& from) {
 bool LookAhead::AwaitRoom(std::uint64_t end) {
   MutexLock lock(&mu_);
   while (!stop_) {
-    const std::uint64_t planned = planned_.load(std::memory_order_relaxed);
-    future_->SetNow(planned);
-    if (end <= planned + distance_.examples() && future_->CanAdd(end)) return true;
+    future_->SetNow(planned_.load(std::memory_order_relaxed));
+    if (future_->CanAdd(end)) return true;
     changed_.Wait(&mu_);
   }
   return false;

@@ -1,8 +1,8 @@
 // LookAhead: reads the training log a second time, ahead of the first, and tells the caches which
-// keys will come (FutureKeys), so that rows that are needed again stay in memory. It begins when
-// rows are about to be evicted and reads as far as LookAheadDistance says and FutureKeys has room.
-// What it knows changes no bit of a model. Threads: one of its own, which yields; Begin and
-// SetPlanned from one thread (stage 2), the others from any.
+// keys will come and when (FutureKeys). It begins when rows are about to be evicted and reads as
+// far as FutureKeys has room; of what it knows, LookAheadDistance says how far rows that are needed
+// again stay in memory. What it knows changes no bit of a model. Threads: one of its own, which
+// yields; Begin and SetPlanned from one thread (stage 2), the others from any.
 #pragma once
 
 #include <atomic>
@@ -26,18 +26,19 @@ struct LookAheadRows {
   std::uint64_t evicted_coming = 0;
 };
 
-// How many examples to look ahead: as far as the rows that come again fit in memory beside those
-// that pass through it. Beyond that, those that come soon would leave for those that come late.
+// Within how many examples to come a row is needed again that stays in memory for it: as far as
+// such rows fit there beside those that pass through. With more, those that come soon would leave
+// for those that come late.
 // Threads: one at a time.
 class LookAheadDistance {
  public:
   // Of memory that holds rows: whether it is time to begin. Before, nothing can be gained.
   static bool Fills(std::uint64_t used, std::uint64_t capacity) { return used >= capacity / 4 * 3; }
-  // planned: examples that have got their rows; filled: by how many memory was filled, which says
-  // how far to look at first.
+  // planned: examples that have got their rows; filled: by how many memory was filled, of which it
+  // is a multiple at first.
   LookAheadDistance(std::uint64_t planned, std::uint64_t filled);
   std::uint64_t examples() const { return static_cast<std::uint64_t>(examples_); }
-  // ahead: examples beyond `planned` that were looked at.
+  // ahead: examples beyond `planned` that were looked at; it grows no further.
   void Update(std::uint64_t planned, std::uint64_t ahead, const LookAheadRows& rows);
 
  private:
@@ -79,11 +80,11 @@ class LookAhead {
   const Open open_;
   const std::uint32_t minibatch_;
   FutureKeys* const future_;
+  LookAheadDistance distance_{0, 0};  // Stage 2's.
   Mutex mu_;
   CondVar changed_;
   ExampleSource* source_ TERRACE_GUARDED_BY(mu_) = nullptr;  // While it is read.
   bool stop_ TERRACE_GUARDED_BY(mu_) = false;
-  LookAheadDistance distance_ TERRACE_GUARDED_BY(mu_){0, 0};
   // Relaxed: gauges, and how far stage 2 is.
   std::atomic<std::uint64_t> planned_{0};
   std::atomic<std::uint64_t> seen_{0};

@@ -97,10 +97,10 @@ std::uint64_t LeastBytes(const MemoryPlanInput& input) {
 }
 
 void PlanLookAhead(const MemoryPlanInput& input, MemoryPlan* plan) {
-  constexpr std::uint64_t kMostFutureBytes = 256 * kMiB;
+  constexpr std::uint64_t kMostFutureBytes = 1024 * kMiB;
   const std::uint64_t rows = plan->rows_bytes / input.row_bytes;
   const std::uint64_t future = HugeBuffer::SizeFor(
-      std::min({rows * FutureKeys::kBytesPerCachedRow, plan->rows_bytes / 16, kMostFutureBytes}));
+      std::min({rows * FutureKeys::kBytesPerCachedRow, plan->rows_bytes / 12, kMostFutureBytes}));
   const std::uint64_t source =
       input.source_bytes + BatchBytesPerExample(input) *
                                std::max<std::uint64_t>(input.minibatch, FutureKeys::kTickExamples);
