@@ -22,25 +22,23 @@ FutureKeys::FutureKeys(HugeBuffer memory, std::uint64_t lines)
 
 bool FutureKeys::NextIsFree() const {
   const std::uint32_t next = (newest_.load(std::memory_order_relaxed) + 1) % kStretches;
-  return stretches_[next].end.load(std::memory_order_relaxed) <=
-         now_.load(std::memory_order_relaxed);
+  return stretches_[next].end.load(std::memory_order_relaxed) <= now();
 }
 
 bool FutureKeys::CanAdd(std::uint64_t example) const {
   const std::uint64_t tick = example / kTickExamples;
-  if (tick >= now_.load(std::memory_order_relaxed) + kNever) return false;
+  if (tick >= now() + kNever) return false;
   const Stretch& newest = stretches_[newest_.load(std::memory_order_relaxed)];
   const std::uint64_t start = newest.start.load(std::memory_order_relaxed);
-  return (newest.keys < MostKeys() && tick < start + MostTicks()) || NextIsFree();
+  return (newest.keys < MostKeys() && tick < start + kMostStretchTicks) || NextIsFree();
 }
 
 std::uint64_t FutureKeys::coming() const {
   std::uint64_t keys = 0;
-  ForStretches(now_.load(std::memory_order_relaxed), kNoTick,
-               [&](std::uint32_t, const Stretch& stretch) {
-                 keys += stretch.keys;
-                 return false;
-               });
+  ForStretches(now(), [&](std::uint32_t, const Stretch& stretch) {
+    keys += stretch.keys;
+    return false;
+  });
   return keys;
 }
 
@@ -55,7 +53,7 @@ void FutureKeys::BeginStretch(std::uint64_t tick) {
   Stretch& stretch = stretches_[next];
   if (stretch.keys > 0) {
     for (std::uint64_t i = 0; i < line_count_; ++i) {
-      for (std::uint32_t word = 0; word < kLineWords; ++word) Store(lines_[i][next], word, 0);
+      for (std::uint64_t& word : lines_[i][next].marks) Store(word, 0);
     }
   }
   // As long as the last one, and a little longer.
@@ -76,11 +74,8 @@ std::uint64_t FutureKeys::TimeOf(std::uint64_t tick) {
   const std::uint64_t since = tick - stretch.start.load(std::memory_order_relaxed);
   for (; since / unit >= kTimes; unit *= 2) {
     for (std::uint64_t i = 0; i < line_count_; ++i) {
-      Line& line = lines_[i][newest];
-      for (std::uint32_t word = 0; word < kLineWords; ++word) {
-        const std::uint64_t ways = Load(line, word);
-        Store(line, word, (ways & kMarkBits) | (ways >> 1 & kEachWay * (kTimes / 2 - 1)));
-      }
+      constexpr std::uint64_t kHalves = 0x7777'7777'7777'7777;
+      for (std::uint64_t& word : lines_[i][newest].times) Store(word, Load(word) >> 1 & kHalves);
     }
     stretch.unit.store(2 * unit, std::memory_order_relaxed);
   }
@@ -95,14 +90,14 @@ std::uint64_t FutureKeys::TimeOf(std::uint64_t tick) {
 void FutureKeys::Add(std::span<const Key> keys, std::uint64_t example) {
   constexpr std::size_t kGroup = 32;
   const std::uint64_t tick = example / kTickExamples;
-  const std::uint64_t now = now_.load(std::memory_order_relaxed);
-  TERRACE_CHECK(tick < now + kNever);
-  if (tick < now) return;  // Training was faster.
+  const std::uint64_t from = now();
+  TERRACE_CHECK(tick < from + kNever);
+  if (tick < from) return;  // Training was faster.
   const auto newest = [this]() -> const Stretch& {
     return stretches_[newest_.load(std::memory_order_relaxed)];
   };
-  if (tick >= newest().start.load(std::memory_order_relaxed) + MostTicks() ||
-      newest().end.load(std::memory_order_relaxed) <= now) {
+  if (tick >= newest().start.load(std::memory_order_relaxed) + kMostStretchTicks ||
+      newest().end.load(std::memory_order_relaxed) <= from) {
     BeginStretch(tick);
   }
   std::array<std::uint64_t, kGroup> hashes;
@@ -132,16 +127,20 @@ void FutureKeys::AddToLine(std::uint64_t hash, std::uint64_t time) {
   const std::uint32_t newest = newest_.load(std::memory_order_relaxed);
   Line& line = LinesOf(hash)[newest];
   const std::uint64_t mark = MarkOf(hash);
-  std::uint64_t ways = FindWays(line, mark * kEachWay, kMarkBits);
+  std::uint64_t ways = FindWays(line, mark);
   if (ways == 0) {
-    ways = FindWays(line, 0, ~std::uint64_t{0});
+    ways = FindWays(line, 0);
     if (ways == 0) return;
     ++stretches_[newest].keys;
   }
-  const auto place = static_cast<std::uint32_t>(std::countr_zero(ways));
-  const std::uint32_t word = place % 16, shift = place / 16 * 16;
-  const std::uint64_t others = Load(line, word) & ~(std::uint64_t{0xffff} << shift);
-  Store(line, word, others | (mark | time) << shift);
+  const Way way = FirstOf(ways);
+  // A reader that sees the mark without the time takes that of the key before.
+  const std::uint64_t times = Load(line.times[way.time_word]);
+  Store(line.times[way.time_word],
+        (times & ~((kTimes - 1) << way.time_shift)) | time << way.time_shift);
+  const std::uint64_t marks = Load(line.marks[way.word]);
+  Store(line.marks[way.word],
+        (marks & ~(std::uint64_t{0xffff} << way.shift)) | mark << way.shift);
 }
 
 }  // namespace terrace

@@ -4,10 +4,10 @@
 // computer, IBM Systems Journal 1966), of which this knows as much as it has room for; what comes
 // later leaves, but one knows when it will be back.
 // What is known is a ring of stretches, parts of the stream one after another, each a table of
-// lines of 32 keys: 12 bits of a key's hash, and in which sixteenth of the stretch it is asked for
-// last. So a key takes two bytes in each stretch that asks for it. A stretch is forgotten as a
-// whole, when all of it is past. A key that does not come may be taken for one that does (once in
-// 150 look-ups for each full stretch that is looked at), and one whose line is full is not known.
+// lines of 24 keys: 16 bits of a key's hash, and in which sixteenth of the stretch it is asked for
+// last. So a key takes 2.7 bytes in each stretch that asks for it. A stretch is forgotten as a
+// whole, when all of it is past. A key that does not come may be taken for one that does (in 3 of
+// 10,000 look-ups for each full stretch), and one whose line is full is not known.
 // Threads: Add, SetNow, CanAdd and coming one thread at a time; the others any, beside it.
 #pragma once
 
@@ -42,28 +42,24 @@ class FutureKeys {
   // Keys that are known to come; one that several stretches ask for counts in each. A gauge.
   std::uint64_t coming() const;
 
-  // What is asked for by so many examples from now on is Coming; at first all that is known.
-  void SetWithin(std::uint64_t examples) {
-    within_.store(examples / kTickExamples, std::memory_order_relaxed);
-  }
-
-  // For Coming, and for TicksUntilNext.
-  void Prefetch(std::uint64_t hash) const { PrefetchUntil(hash, LastWithin()); }
-  void PrefetchNext(std::uint64_t hash) const { PrefetchUntil(hash, kNoTick); }
-  // Whether an example to come asks for the key with this mixed hash (MixKey), within the distance.
-  bool Coming(std::uint64_t hash) const {
-    const std::uint64_t last = LastWithin();
-    return NextTick(hash, last) <= last;
+  // Where examples have got their rows up to, in ticks.
+  std::uint64_t now() const { return now_.load(std::memory_order_relaxed); }
+  // What TicksUntilNext will read.
+  void Prefetch(std::uint64_t hash) const {
+    const Lines& lines = LinesOf(hash);
+    ForStretches(now(), [&](std::uint32_t number, auto&) {
+      __builtin_prefetch(&lines[number]);
+      return false;
+    });
   }
   // How many ticks from now on the key is asked for, as far as that is known: the last time in the
   // first stretch that asks for it, to a sixteenth of the stretch. At most kNever - 1.
   std::uint16_t TicksUntilNext(std::uint64_t hash) const {
-    const std::uint64_t now = now_.load(std::memory_order_relaxed);
-    const std::uint64_t next = NextTick(hash, kNoTick);
-    if (next == kNoTick) return kNever;
-    // `now` may have moved on meanwhile.
-    return static_cast<std::uint16_t>(
-        std::min<std::uint64_t>(next - std::min(next, now), kNever - 1));
+    const std::uint64_t from = now();
+    const std::uint64_t next = NextTick(hash, from);
+    return next == kNoTick
+               ? kNever
+               : static_cast<std::uint16_t>(std::min<std::uint64_t>(next - from, kNever - 1));
   }
   static constexpr std::uint16_t kNever = 65535;
 
@@ -77,29 +73,44 @@ class FutureKeys {
 
  private:
   static constexpr std::uint32_t kStretches = 8;
-  // So that what the ring knows is less than kNever ticks away; and a tick for each time.
-  static constexpr std::uint64_t kMostStretchTicks = kNever / kStretches, kLeastStretchTicks = 16;
+  // So that what the ring knows is less than kNever ticks away.
+  static constexpr std::uint64_t kMostStretchTicks = kNever / kStretches;
   static constexpr std::uint64_t kNoTick = ~std::uint64_t{0};
   static constexpr std::uint32_t kRecent = 4096;  // Keys.
 
-  // Four ways of 16 bits to a word: 12 bits of hash above, four of time below; 0: empty. Words are
-  // read and written whole, relaxed, by one writer; what a reader sees late costs a read of the
-  // disk at most. Ways are compared within words, since compilers make no vectors of atomics.
-  static constexpr std::uint32_t kLineWords = 8;
-  static constexpr std::uint32_t kWays = kLineWords * 4;
+  // A key is 16 bits of its hash, its mark (0: none), four to a word, and four bits of time, sixteen
+  // to a word. Words are read and written whole, relaxed, by one writer; what a reader sees late
+  // costs a read of the disk at most. Marks are compared within words, since compilers make no
+  // vectors of atomics.
+  static constexpr std::uint32_t kMarkWords = 6, kTimeWords = 2;
+  static constexpr std::uint32_t kWays = kMarkWords * 4;
   static constexpr std::uint64_t kTimes = 16;
   static constexpr std::uint64_t kEachWay = 0x0001'0001'0001'0001;
-  static constexpr std::uint64_t kMarkBits = kEachWay * 0xfff0;
   struct alignas(64) Line {
-    std::array<std::uint64_t, kLineWords> words;
+    std::array<std::uint64_t, kMarkWords> marks;
+    std::array<std::uint64_t, kTimeWords> times;
   };
+  static_assert(sizeof(Line) == 64);
   // The lines of all stretches for the same hashes, beside each other: a look-up reads one place.
   using Lines = std::array<Line, kStretches>;
-  static std::uint64_t Load(Line& line, std::uint32_t word) {
-    return std::atomic_ref(line.words[word]).load(std::memory_order_relaxed);
+  static std::uint64_t Load(std::uint64_t& word) {
+    return std::atomic_ref(word).load(std::memory_order_relaxed);
   }
-  static void Store(Line& line, std::uint32_t word, std::uint64_t ways) {
-    std::atomic_ref(line.words[word]).store(ways, std::memory_order_relaxed);
+  static void Store(std::uint64_t& word, std::uint64_t value) {
+    std::atomic_ref(word).store(value, std::memory_order_relaxed);
+  }
+  // Where a way of a line has its mark and its time.
+  struct Way {
+    std::uint32_t word, shift, time_word, time_shift;
+  };
+  // `found`: of FindWays, not 0.
+  static Way FirstOf(std::uint64_t found) {
+    const auto bit = static_cast<std::uint32_t>(std::countr_zero(found));
+    const std::uint32_t word = bit % 16, part = bit / 16, number = word * 4 + part;
+    return {word, part * 16, number / 16, number % 16 * 4};
+  }
+  static std::uint64_t TimeIn(Line& line, const Way& way) {
+    return Load(line.times[way.time_word]) >> way.time_shift & (kTimes - 1);
   }
 
   // Written by the adding thread; a look-up may see them as of different moments, with what follows
@@ -116,60 +127,47 @@ class FutureKeys {
   }
   // Of all bits, because high ones choose the line. Never 0.
   static std::uint64_t MarkOf(std::uint64_t hash) {
-    const std::uint64_t mark = (hash * 0xd6e8feb86659fd93ULL) >> 48 & 0xfff0;
-    return mark == 0 ? 0x10 : mark;
+    const std::uint64_t mark = (hash * 0xd6e8feb86659fd93ULL) >> 48;
+    return mark == 0 ? 1 : mark;
   }
-  // A bit for each way of the line whose bits of `mask` are those of `pattern`: word + 16 * way.
-  static std::uint64_t FindWays(Line& line, std::uint64_t pattern, std::uint64_t mask) {
+  // A bit for each way of the line that has the mark: word + 16 * its part of the word.
+  static std::uint64_t FindWays(Line& line, std::uint64_t mark) {
     constexpr std::uint64_t kLow = kEachWay * 0x7fff;
+    const std::uint64_t pattern = mark * kEachWay;
     std::uint64_t found = 0;
-    for (std::uint32_t word = 0; word < kLineWords; ++word) {
-      const std::uint64_t other = (Load(line, word) & mask) ^ pattern;
+    for (std::uint32_t word = 0; word < kMarkWords; ++word) {
+      const std::uint64_t other = Load(line.marks[word]) ^ pattern;
       // The top bit of each way that is 0.
       found |= ~(((other & kLow) + kLow) | other | kLow) >> (15 - word);
     }
     return found;
   }
-  std::uint64_t LastWithin() const {
-    return now_.load(std::memory_order_relaxed) + within_.load(std::memory_order_relaxed);
-  }
-  // Calls visit(number, stretch) for those that are not past and start by tick `last`, the oldest
-  // first, until it returns true.
+  // Calls visit(number, stretch) for those that are not past at `from`, the oldest first, until it
+  // returns true.
   template <typename Visit>
-  void ForStretches(std::uint64_t now, std::uint64_t last, const Visit& visit) const {
+  void ForStretches(std::uint64_t from, const Visit& visit) const {
     const std::uint32_t newest = newest_.load(std::memory_order_relaxed);
     for (std::uint32_t i = 1; i <= kStretches; ++i) {
       const std::uint32_t number = (newest + i) % kStretches;
       const Stretch& stretch = stretches_[number];
-      if (stretch.end.load(std::memory_order_relaxed) <= now) continue;
-      if (stretch.start.load(std::memory_order_relaxed) > last) return;
+      if (stretch.end.load(std::memory_order_relaxed) <= from) continue;
       if (visit(number, stretch)) return;
     }
   }
-  void PrefetchUntil(std::uint64_t hash, std::uint64_t last) const {
-    const Lines& lines = LinesOf(hash);
-    ForStretches(now_.load(std::memory_order_relaxed), last, [&](std::uint32_t number, auto&) {
-      __builtin_prefetch(&lines[number]);
-      return false;
-    });
-  }
-  // The first known tick from now on that asks for the key; kNoTick: none in the stretches that
-  // start by `last`.
-  std::uint64_t NextTick(std::uint64_t hash, std::uint64_t last) const {
+  // The first known tick from `from` on that asks for the key, or kNoTick.
+  std::uint64_t NextTick(std::uint64_t hash, std::uint64_t from) const {
     Lines& lines = LinesOf(hash);
-    const std::uint64_t pattern = MarkOf(hash) * kEachWay;
-    const std::uint64_t now = now_.load(std::memory_order_relaxed);
+    const std::uint64_t mark = MarkOf(hash);
     std::uint64_t next = kNoTick;
-    ForStretches(now, last, [&](std::uint32_t number, const Stretch& stretch) {
+    ForStretches(from, [&](std::uint32_t number, const Stretch& stretch) {
       Line& line = lines[number];
-      const std::uint64_t found = FindWays(line, pattern, kMarkBits);
+      const std::uint64_t found = FindWays(line, mark);
       if (found == 0) return false;
-      const auto place = static_cast<std::uint32_t>(std::countr_zero(found));
-      const std::uint64_t time = Load(line, place % 16) >> (place / 16 * 16) & (kTimes - 1);
+      const std::uint64_t time = TimeIn(line, FirstOf(found));
       const std::uint64_t unit = stretch.unit.load(std::memory_order_relaxed);
       const std::uint64_t tick = stretch.start.load(std::memory_order_relaxed) + time * unit;
-      if (tick + unit <= now) return false;
-      next = std::max(tick, now);
+      if (tick + unit <= from) return false;
+      next = std::max(tick, from);
       return true;
     });
     return next;
@@ -177,12 +175,6 @@ class FutureKeys {
 
   // Of a stretch. Beyond seven eighths of the ways too many lines are full.
   std::uint64_t MostKeys() const { return line_count_ * (kWays * 7 / 8); }
-  // Half of the distance: a key that comes soon and once more in the same stretch counts as one
-  // that comes late, and may leave before its time.
-  std::uint64_t MostTicks() const {
-    return std::clamp(within_.load(std::memory_order_relaxed) / 2, kLeastStretchTicks,
-                      kMostStretchTicks);
-  }
   bool NextIsFree() const;
   // The next stretch begins, if it is free.
   void BeginStretch(std::uint64_t tick);
@@ -195,8 +187,7 @@ class FutureKeys {
   const std::uint64_t line_count_;  // Of each stretch.
   std::array<Stretch, kStretches> stretches_;
   std::atomic<std::uint32_t> newest_{0};
-  std::atomic<std::uint64_t> now_{0};              // Ticks.
-  std::atomic<std::uint64_t> within_{kNever - 1};  // Ticks.
+  std::atomic<std::uint64_t> now_{0};  // Ticks.
   // The adding thread's.
   std::vector<std::uint64_t> recent_;  // Hashes in the newest stretch with recent_time_.
   std::uint64_t recent_time_ = 0;

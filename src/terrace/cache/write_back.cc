@@ -191,7 +191,7 @@ void WriteBack::SortByNextUse(const std::vector<Key>& keys, ShardOrder* order) {
     const std::span<std::uint32_t> rows = order->PartOf(order->origin, shard);
     next_uses_.clear();
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      if (i + kAhead < rows.size()) options_.future->PrefetchNext(MixKey(keys[rows[i + kAhead]]));
+      if (i + kAhead < rows.size()) options_.future->Prefetch(MixKey(keys[rows[i + kAhead]]));
       const std::uint64_t ticks = options_.future->TicksUntilNext(MixKey(keys[rows[i]]));
       next_uses_.push_back(ticks << kRowBits | rows[i]);
     }

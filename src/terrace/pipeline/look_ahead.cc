@@ -11,39 +11,6 @@
 
 namespace terrace {
 
-LookAheadDistance::LookAheadDistance(std::uint64_t planned, std::uint64_t filled)
-    : planned_(planned) {
-  constexpr std::uint64_t kTimesFilled = 5;
-  examples_ = static_cast<double>(std::max(kTimesFilled * filled, FutureKeys::kTickExamples));
-}
-
-void LookAheadDistance::Update(std::uint64_t planned, std::uint64_t ahead,
-                               const LookAheadRows& rows) {
-  // Of the unpinned rows; the others are passing through.
-  constexpr double kAim = 0.9;
-  constexpr double kTooMany = 0.01;  // Of the evictions.
-  // Examples for each that was trained: where no row stays, at least and at most. What is added
-  // shows only when rows come to the end of their queue; larger steps would swing.
-  constexpr double kSlope = 2, kLeast = -1, kMost = 0.5;
-  const auto trained = static_cast<double>(planned - planned_);
-  const double share = static_cast<double>(rows.coming) /
-                       static_cast<double>(std::max<std::uint64_t>(1, rows.unpinned));
-  const bool too_many = static_cast<double>(rows.evicted_coming - rows_.evicted_coming) >
-                        kTooMany * static_cast<double>(rows.evicted - rows_.evicted);
-  const double change =
-      trained * (too_many ? kLeast : std::clamp(kSlope * (1 - share / kAim), kLeast, kMost));
-  // What is not known keeps no row: it grows no further than that, and shrinks from there.
-  const auto known = static_cast<double>(ahead);
-  if (change < 0) {
-    examples_ = std::min(examples_, known) + change;
-  } else {
-    examples_ = std::max(examples_, std::min(examples_ + change, known));
-  }
-  examples_ = std::max(examples_, static_cast<double>(FutureKeys::kTickExamples));
-  planned_ = planned;
-  rows_ = rows;
-}
-
 LookAhead::LookAhead(Open open, std::uint32_t minibatch, FutureKeys* future)
     : open_(std::move(open)), minibatch_(minibatch), future_(future) {
   TERRACE_CHECK(minibatch > 0);
@@ -59,18 +26,14 @@ void LookAhead::Stop() {
   if (thread_.joinable()) thread_.Join();
 }
 
-void LookAhead::Begin(const DataCursor& from, std::uint64_t filled) {
+void LookAhead::Begin(const DataCursor& from) {
   TERRACE_CHECK(!begun());
-  distance_ = LookAheadDistance(from.examples, filled);
-  future_->SetWithin(distance_.examples());
   planned_.store(from.examples, std::memory_order_relaxed);
   seen_.store(from.examples, std::memory_order_relaxed);
   thread_ = Thread("look-ahead", ThreadPriority::kYielding, [this, from] { Loop(from); });
 }
 
-void LookAhead::SetPlanned(const DataCursor& cursor, const LookAheadRows& rows) {
-  distance_.Update(cursor.examples, examples_ahead(), rows);
-  future_->SetWithin(distance_.examples());
+void LookAhead::SetPlanned(const DataCursor& cursor) {
   {
     MutexLock lock(&mu_);
     planned_.store(cursor.examples, std::memory_order_relaxed);
