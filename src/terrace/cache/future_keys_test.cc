@@ -150,7 +150,7 @@ TEST(FutureKeys, AgreesWithAllTimesOverARandomStream) {
     std::uint64_t now = start, front = start, least = kNever;
     future->SetNow(now * kTick);
     std::uint64_t known = 0, comes = 0, ordered = 0, pairs = 0, never = 0, mistaken = 0;
-    while (now < start + 3000) {
+    while (now < start + 1500) {
       for (; future->CanAdd(front * kTick); ++front) {
         std::vector<Key> keys;
         // Keys that move on, so that old ones are never asked for again; few come often.
@@ -192,10 +192,10 @@ TEST(FutureKeys, AgreesWithAllTimesOverARandomStream) {
         it = *it->second.rbegin() < now ? times.erase(it) : std::next(it);
       }
     }
-    EXPECT_GT(front - start, 10 * least) << "the ring went round";
+    EXPECT_GT(front - start, 5 * least) << "the ring went round";
     EXPECT_GT(least, 100u);
-    EXPECT_GT(comes, 2000u);
-    EXPECT_GT(never, 1000u);
+    EXPECT_GT(comes, 1000u);
+    EXPECT_GT(never, 500u);
     EXPECT_GT(known, comes * 93 / 100) << "of " << comes;
     EXPECT_GT(ordered, pairs * 97 / 100) << "of " << pairs;
     EXPECT_LT(mistaken, never * 8 / 100) << "of " << never;
