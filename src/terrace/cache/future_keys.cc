@@ -139,8 +139,7 @@ void FutureKeys::AddToLine(std::uint64_t hash, std::uint64_t time) {
   Store(line.times[way.time_word],
         (times & ~((kTimes - 1) << way.time_shift)) | time << way.time_shift);
   const std::uint64_t marks = Load(line.marks[way.word]);
-  Store(line.marks[way.word],
-        (marks & ~(std::uint64_t{0xffff} << way.shift)) | mark << way.shift);
+  Store(line.marks[way.word], (marks & ~(std::uint64_t{0xffff} << way.shift)) | mark << way.shift);
 }
 
 }  // namespace terrace

@@ -78,9 +78,9 @@ class FutureKeys {
   static constexpr std::uint64_t kNoTick = ~std::uint64_t{0};
   static constexpr std::uint32_t kRecent = 4096;  // Keys.
 
-  // A key is 16 bits of its hash, its mark (0: none), four to a word, and four bits of time, sixteen
-  // to a word. Words are read and written whole, relaxed, by one writer; what a reader sees late
-  // costs a read of the disk at most. Marks are compared within words, since compilers make no
+  // A key is 16 bits of its hash, its mark (0: none), four to a word, and four bits of time,
+  // sixteen to a word. Words are read and written whole, relaxed, by one writer; what a reader sees
+  // late costs a read of the disk at most. Marks are compared within words, since compilers make no
   // vectors of atomics.
   static constexpr std::uint32_t kMarkWords = 6, kTimeWords = 2;
   static constexpr std::uint32_t kWays = kMarkWords * 4;

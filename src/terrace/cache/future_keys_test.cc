@@ -62,23 +62,6 @@ TEST(FutureKeys, TellsWhenAKeyIsAskedForLast) {
   EXPECT_EQ(future->coming(), 0u);
 }
 
-TEST(FutureKeys, AKeyComesIfItIsAskedForWithinTheDistance) {
-  const std::unique_ptr<FutureKeys> future = Make(1 << 20);
-  for (std::uint64_t tick = 0; tick < 16; ++tick) AddAt(future.get(), tick, {tick});
-  EXPECT_TRUE(future->Coming(MixKey(15))) << "at first, whatever is known";
-  for (const std::uint64_t within : {0, 1, 5, 15}) {
-    for (const std::uint64_t now : {0, 3, 12}) {
-      future->SetWithin(within * kTick + kTick / 2);
-      future->SetNow(now * kTick);
-      for (Key key = 0; key < 20; ++key) {
-        const bool comes = key < 16 && key >= now && key <= now + within;
-        EXPECT_EQ(future->Coming(MixKey(key)), comes) << key << " of " << within << " at " << now;
-      }
-    }
-    future->SetNow(0);
-  }
-}
-
 // As a stretch becomes longer than sixteen of its units, they become longer; what is known stays
 // true.
 TEST(FutureKeys, ALongStretchTellsTheTimeLessExactly) {
@@ -122,29 +105,12 @@ TEST(FutureKeys, LooksNoFurtherThanTimesReach) {
   EXPECT_EQ(future->coming(), 1u);
 }
 
-// A key that is asked for at both ends of a long stretch would count as late.
-TEST(FutureKeys, AStretchIsNotLongerThanHalfTheDistance) {
-  for (const std::uint64_t within : {8, 100, 1000}) {
-    const std::unique_ptr<FutureKeys> future = Make(1 << 20);
-    future->SetWithin(within * kTick);
-    const std::uint64_t most = std::max<std::uint64_t>(within / 2, 16);
-    std::uint64_t tick = 0;
-    for (; future->CanAdd(tick * kTick); ++tick) AddAt(future.get(), tick, {tick, 1'000'000});
-    EXPECT_EQ(tick, 8 * most) << "as far as eight stretches reach";
-    EXPECT_LT(future->TicksUntilNext(MixKey(1'000'000)), most);
-    EXPECT_TRUE(future->Coming(MixKey(1'000'000)) || most > within);
-    EXPECT_TRUE(future->Coming(MixKey(within)));
-    EXPECT_FALSE(future->Coming(MixKey(within + most / 8 + 1)));
-    EXPECT_NE(future->TicksUntilNext(MixKey(tick - 1)), kNever) << "known beyond the distance";
-  }
-}
-
 // Through so many stretches that each is used several times.
 TEST(FutureKeys, AgreesWithAllTimesOverARandomStream) {
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Rng rng(seed);
-    const std::unique_ptr<FutureKeys> future = Make(1 << 16);  // Of 32,768 keys.
+    const std::unique_ptr<FutureKeys> future = Make(1 << 16);  // Of 24,576 keys.
     std::map<Key, std::set<std::uint64_t>> times;              // Ticks.
     const std::uint64_t start = rng.Below(1000);
     std::uint64_t now = start, front = start, least = kNever;
@@ -198,29 +164,29 @@ TEST(FutureKeys, AgreesWithAllTimesOverARandomStream) {
     EXPECT_GT(never, 500u);
     EXPECT_GT(known, comes * 93 / 100) << "of " << comes;
     EXPECT_GT(ordered, pairs * 97 / 100) << "of " << pairs;
-    EXPECT_LT(mistaken, never * 8 / 100) << "of " << never;
+    EXPECT_LT(mistaken, 3 + never / 100) << "of " << never;
   }
 }
 
 TEST(FutureKeys, IsFullBeforeItsLinesAre) {
-  const std::unique_ptr<FutureKeys> future = Make(1 << 16);  // Of 32,768 keys.
+  const std::unique_ptr<FutureKeys> future = Make(1 << 16);  // Of 24,576 keys.
   std::vector<Key> keys(100);
   Key next = 0;
   std::uint64_t tick = 0;
   for (; future->CanAdd(tick * kTick); ++tick) {
     for (Key& key : keys) key = next++;
     future->Add(keys, tick * kTick);
-    ASSERT_LT(next, 32'768u);
+    ASSERT_LT(next, 24'576u);
   }
-  EXPECT_GT(next, 28'000u);
-  EXPECT_GT(future->coming(), 28'000u);
+  EXPECT_GT(next, 21'000u);
+  EXPECT_GT(future->coming(), 21'000u);
   std::uint64_t known = 0, near = 0;
   for (Key key = 0; key < next; ++key) {
     const std::uint16_t told = future->TicksUntilNext(MixKey(key));
     known += told != kNever ? 1 : 0;
     near += told <= key / 100 && told + 4u > key / 100 ? 1 : 0;
   }
-  EXPECT_GT(known, next * 95 / 100) << "where a line is full, a key is not known";
+  EXPECT_GT(known, next * 93 / 100) << "where a line is full, a key is not known";
   EXPECT_LT(known, next);
   EXPECT_GT(near, next * 90 / 100) << "others are told the time of one that looks alike";
   // What is past makes room when all of a stretch is.
@@ -236,8 +202,8 @@ TEST(FutureKeys, IsFullBeforeItsLinesAre) {
 // A tick that asks for more keys than a stretch has room for goes on in the next one, and where
 // there is none it takes what room is left.
 TEST(FutureKeys, ATickMayTakeSeveralStretches) {
-  const std::unique_ptr<FutureKeys> future = Make(4096);  // Of 2048 keys.
-  std::vector<Key> keys(1500);
+  const std::unique_ptr<FutureKeys> future = Make(4096);  // Of 1536 keys.
+  std::vector<Key> keys(1100);
   for (Key key = 0; key < keys.size(); ++key) keys[key] = key;
   AddAt(future.get(), 3, keys);
   std::uint64_t known = 0;
@@ -247,8 +213,8 @@ TEST(FutureKeys, ATickMayTakeSeveralStretches) {
   for (Key key = 5000; key < 10'000; ++key) keys.push_back(key);
   AddAt(future.get(), 4, keys);
   EXPECT_FALSE(future->CanAdd(5 * kTick));
-  EXPECT_LE(future->coming(), 2048u);
-  EXPECT_GT(future->coming(), 1800u);
+  EXPECT_LE(future->coming(), 1536u);
+  EXPECT_GT(future->coming(), 1300u);
   future->SetNow(5 * kTick);
   EXPECT_TRUE(future->CanAdd(5 * kTick));
   AddAt(future.get(), 5, {1});
@@ -259,24 +225,18 @@ TEST(FutureKeys, ATickMayTakeSeveralStretches) {
 TEST(FutureKeys, IsAskedWhileItLearns) {
   const std::unique_ptr<FutureKeys> future = Make(1 << 14);
   std::atomic<bool> stop{false};
-  std::atomic<std::uint64_t> known{0}, coming{0};
+  std::atomic<std::uint64_t> known{0};
   Thread reader("reader", ThreadPriority::kNormal, [&] {
-    std::uint64_t within = 0;
     while (!stop.load(std::memory_order_relaxed)) {
-      future->SetWithin(++within % 20 * kTick);
       for (Key key = 0; key < 2000; ++key) {
         future->Prefetch(MixKey(key));
-        future->PrefetchNext(MixKey(key));
-        if (future->Coming(MixKey(key))) coming.fetch_add(1, std::memory_order_relaxed);
         const std::uint16_t told = future->TicksUntilNext(MixKey(key));
         if (told != kNever) known.fetch_add(1, std::memory_order_relaxed);
       }
     }
   });
   std::uint64_t front = 0, tick = 0;
-  for (; tick < 2000 || known.load(std::memory_order_relaxed) == 0 ||
-         coming.load(std::memory_order_relaxed) == 0;
-       ++tick) {
+  for (; tick < 2000 || known.load(std::memory_order_relaxed) == 0; ++tick) {
     future->SetNow(tick * kTick);
     for (; future->CanAdd(front * kTick); ++front) {
       std::vector<Key> keys;
@@ -286,7 +246,7 @@ TEST(FutureKeys, IsAskedWhileItLearns) {
   }
   stop.store(true, std::memory_order_relaxed);
   reader.Join();
-  EXPECT_GT(known.load(), coming.load());
+  EXPECT_GT(known.load(), 0u);
 }
 
 }  // namespace

@@ -146,8 +146,7 @@ class S3FifoPolicy final : public EvictionPolicy {
     if (ticks == FutureKeys::kNever) return false;
     const std::uint64_t now = future_->now();
     if (coming_.rows == 0) first_ = last_ = now / kTicksOfQueue;
-    const std::uint64_t time =
-        std::min((now + ticks) / kTicksOfQueue, first_ + kComingQueues - 1);
+    const std::uint64_t time = std::min((now + ticks) / kTicksOfQueue, first_ + kComingQueues - 1);
     last_ = std::max(last_, time);
     entry.frequency = kOfMain;
     queues_.Push(kComing + static_cast<int>(time % kComingQueues), id);

@@ -180,7 +180,7 @@ class PolicyRun {
         pinned.pop_front();
       }
       pinned.push_back(Pin(trace.batches[b], b, &scorer));
-      if (future_ != nullptr) LookAheadFrom(b + 1, trace, pinned);
+      if (future_ != nullptr) LookAheadFrom(b + 1, trace);
     }
     return scorer.score(watch_.seconds());
   }
@@ -202,27 +202,12 @@ class PolicyRun {
   }
 
   // Batches before `batch` are pinned or gone.
-  void LookAheadFrom(std::size_t batch, const Trace& trace,
-                     const std::deque<std::vector<EntryId>>& pinned) {
+  void LookAheadFrom(std::size_t batch, const Trace& trace) {
     constexpr std::uint64_t kTick = FutureKeys::kTickExamples;
-    if (!distance_.has_value()) {
-      if (!LookAheadDistance::Fills(arena_.used_rows(), rows_)) return;
-      distance_.emplace(batch * kTick, batch * kTick);
-    }
+    looks_ahead_ = looks_ahead_ || LookAhead::Fills(arena_.used_rows(), rows_);
+    if (!looks_ahead_) return;
     front_ = std::max(front_, batch);
-    LookAheadRows rows;
-    rows.unpinned = arena_.used_rows();
-    for (const std::vector<EntryId>& set : pinned) {
-      for (const EntryId id : set) {
-        if (arena_.entry(id).pins > 0) rows.unpinned -= std::min<std::uint64_t>(rows.unpinned, 1);
-      }
-    }
-    rows.coming = policy_->coming().rows;
-    rows.evicted_coming = policy_->coming().evicted;
-    rows.evicted = evicted_;
     future_->SetNow(batch * kTick);
-    distance_->Update(batch * kTick, (front_ - batch) * kTick, rows);
-    future_->SetWithin(distance_->examples());
     for (; front_ < trace.batches.size() && future_->CanAdd(front_ * kTick); ++front_) {
       const std::vector<std::uint32_t>& keys = trace.batches[front_];
       future_->Add(std::vector<Key>(keys.begin(), keys.end()), front_ * kTick);
@@ -271,13 +256,12 @@ class PolicyRun {
         const std::size_t count =
             policy_->TakeVictims(std::min(kVictims, keys.size() - fresh.size()), victims.data());
         watch_.Stop();
-        evicted_ += count;
         Require(count > 0, "no victim, though not every row is pinned");
         for (std::size_t i = 0; i < count; ++i) {
           const Entry& entry = arena_.entry(victims[i]);
           Require(entry.pins == 0, "a pinned row was evicted");
           places_[entry.key] = kNoEntry;
-          if (distance_.has_value()) {
+          if (looks_ahead_) {
             const bool known = future_->TicksUntilNext(MixKey(entry.key)) != FutureKeys::kNever;
             left_[entry.key] = known ? Left::kKnown : Left::kUnknown;
           }
@@ -313,9 +297,8 @@ class PolicyRun {
   RowArena arena_;
   const std::uint64_t rows_;
   std::unique_ptr<FutureKeys> future_;  // Null: nobody looks ahead.
-  std::optional<LookAheadDistance> distance_;
+  bool looks_ahead_ = false;
   std::size_t front_ = 0;  // The first batch that was not looked at.
-  std::uint64_t evicted_ = 0;
   std::unique_ptr<EvictionPolicy> policy_;
   std::vector<EntryId> places_;  // (keys) kNoEntry: not in memory.
   std::vector<Left> left_;       // (keys) When their row was evicted, while it is not back.

@@ -1,7 +1,7 @@
 // LookAhead: reads the training log a second time, ahead of the first, and tells the caches which
 // keys will come and when (FutureKeys). It begins when rows are about to be evicted and reads as
-// far as FutureKeys has room. What it knows changes no bit of a model. Threads: one of its own, which
-// yields; Begin and SetPlanned from one thread (stage 2), the others from any.
+// far as FutureKeys has room. What it knows changes no bit of a model. Threads: one of its own,
+// which yields; Begin and SetPlanned from one thread (stage 2), the others from any.
 #pragma once
 
 #include <atomic>
