@@ -17,7 +17,7 @@ namespace terrace {
 
 class EntryQueues {
  public:
-  static constexpr int kMaxQueues = 64;
+  static constexpr int kMaxQueues = 200;
 
   // dead_eighths: dead references for every eight rows between two sweeps, at least 1: more for who
   // has rows leave from the middle often.

@@ -73,8 +73,9 @@ std::unique_ptr<EvictionPolicy> MakeLruLfuPolicy(const EvictionOptions& options,
 // else it is the victim; that of the main queue goes to its end once for each visit, up to three. A
 // visit moves nothing: it counts in the entry. A row is hot when it belongs to the main queue or
 // was visited since it came to the small one. A row that `future` knows to come leaves either
-// queue at its end for one of rows that come, until it is visited; these are victims when there are
-// no others, the one that has waited longest first.
+// queue at its end for one of rows that come, until it is visited. For each victim one of these is
+// looked at again, the one that was not for longest, and leaves first if it is not known to come
+// any more; the others are victims when there is nothing else.
 std::unique_ptr<EvictionPolicy> MakeS3FifoPolicy(RowArena* arena, const FutureKeys* future);
 
 }  // namespace terrace

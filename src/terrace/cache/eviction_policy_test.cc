@@ -50,8 +50,7 @@ class S3FifoModel final : public ModelPolicy {
   void Visit(EntryId id) override {
     Row& row = rows_.at(id);
     row.visits = std::min(3, row.visits + 1);
-    if (std::find(coming_.begin(), coming_.end(), id) != coming_.end()) row.held = true;
-    coming_.remove(id);
+    if (LeaveComing(id)) row.held = true;
   }
   void Admit(EntryId id, Key key) override {
     rows_[id] = {.key = key, .visits = 0, .main = ghosts_.Take(MixKey(key)), .held = true};
@@ -65,21 +64,43 @@ class S3FifoModel final : public ModelPolicy {
   void Forget(EntryId id) override {
     small_.remove(id);
     main_.remove(id);
-    coming_.remove(id);
+    LeaveComing(id);
     rows_.erase(id);
   }
-  std::size_t coming() const { return coming_.size(); }
+  std::size_t coming() const {
+    std::size_t rows = 0;
+    for (const auto& [time, ids] : coming_) rows += ids.size();
+    return rows;
+  }
+  std::uint64_t overdue() const { return overdue_; }
   std::vector<EntryId> TakeVictims(std::size_t count, const std::set<EntryId>& pinned,
                                    std::uint32_t /*slots*/, std::uint64_t /*used*/) override {
     std::vector<EntryId> victims, leave;
-    while (victims.size() < count && small_.size() + main_.size() + coming_.size() > 0) {
+    while (victims.size() < count && !coming_.empty() &&
+           coming_.begin()->first < future_->now() / kTimeTicks) {
+      const EntryId id = coming_.begin()->second.front();
+      LeaveComing(id);
+      if (!Comes(id)) {
+        ++overdue_;
+        victims.push_back(id);
+        rows_.erase(id);
+      }
+    }
+    while (victims.size() < count && small_.size() + main_.size() + coming() > 0) {
       std::uint64_t of_small = 0;
       for (const auto& [id, row] : rows_) of_small += row.main ? 0 : 1;
       const bool small = !small_.empty() && (of_small >= limit_ / 10 || main_.empty());
-      std::list<EntryId>& queue = small ? small_ : main_.empty() ? coming_ : main_;
+      if (!small && main_.empty()) {
+        const EntryId id = coming_.rbegin()->second.front();
+        LeaveComing(id);
+        victims.push_back(id);
+        rows_.erase(id);
+        continue;
+      }
+      std::list<EntryId>& queue = small ? small_ : main_;
       // A group goes by where its first row was chosen from.
       std::size_t group = 1;
-      if (future_ != nullptr && &queue != &coming_) {
+      if (future_ != nullptr) {
         group = std::min({std::size_t{16}, count - victims.size(), queue.size()});
       }
       std::vector<EntryId> taken;
@@ -91,13 +112,11 @@ class S3FifoModel final : public ModelPolicy {
         Row& row = rows_.at(id);
         const bool visited = row.visits > 0;
         if (small && visited) row = {.key = row.key, .visits = 0, .main = true, .held = false};
-        const bool comes = future_ != nullptr && future_->Coming(MixKey(row.key));
         if (pinned.contains(id)) {
           row.held = true;
-        } else if (comes && &queue != &coming_) {
-          row = {.key = row.key, .visits = 0, .main = true, .held = false};
-          coming_.push_back(id);
-        } else if (visited && &queue != &coming_) {
+        } else if (future_ != nullptr && Comes(id)) {
+          // It has its place by when.
+        } else if (visited) {
           if (!small) --row.visits;
           main_.push_back(id);
         } else {
@@ -119,10 +138,34 @@ class S3FifoModel final : public ModelPolicy {
     int visits;
     bool main, held;
   };
+  static constexpr std::uint64_t kTimeTicks = 8;
+
+  // Whether it is known to come; then it has its place among those of its time.
+  bool Comes(EntryId id) {
+    Row& row = rows_.at(id);
+    const std::uint16_t ticks = future_->TicksUntilNext(MixKey(row.key));
+    if (ticks == FutureKeys::kNever) return false;
+    row = {.key = row.key, .visits = 0, .main = true, .held = false};
+    coming_[(future_->now() + ticks) / kTimeTicks].push_back(id);
+    return true;
+  }
+  bool LeaveComing(EntryId id) {
+    for (auto& [time, ids] : coming_) {
+      const auto found = std::find(ids.begin(), ids.end(), id);
+      if (found == ids.end()) continue;
+      ids.erase(found);
+      if (ids.empty()) coming_.erase(time);
+      return true;
+    }
+    return false;
+  }
+
   std::uint64_t limit_ = 0;
   std::map<EntryId, Row> rows_;
   std::map<EntryId, Key> keys_;
-  std::list<EntryId> small_, main_, coming_;
+  std::list<EntryId> small_, main_;
+  std::map<std::uint64_t, std::list<EntryId>> coming_;  // By time.
+  std::uint64_t overdue_ = 0;                           // Rows that did not come.
   GhostKeys ghosts_;
   const FutureKeys* const future_;
 };
@@ -266,6 +309,7 @@ class Comparison {
   // Of these, those that come again; and the most rows that stayed for it.
   std::uint64_t coming_evicted() const { return policy_->coming().evicted; }
   std::uint64_t most_coming() const { return most_coming_; }
+  std::uint64_t overdue() const { return static_cast<S3FifoModel*>(model_.get())->overdue(); }
 
  private:
   void SetLimit(std::uint64_t rows) {
@@ -426,7 +470,7 @@ void Compare(const EvictionOptions& options) {
 TEST(EvictionPolicy, S3FifoAgreesWithItsModel) { Compare({.type = EvictionType::kS3Fifo}); }
 
 TEST(EvictionPolicy, S3FifoThatKnowsWhatComesAgreesWithItsModel) {
-  std::uint64_t evicted = 0;
+  std::uint64_t evicted = 0, overdue = 0;
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     auto future = FutureKeys::Create(1 << 16);
@@ -435,9 +479,11 @@ TEST(EvictionPolicy, S3FifoThatKnowsWhatComesAgreesWithItsModel) {
     ASSERT_NO_FATAL_FAILURE(comparison.Run(2000));
     EXPECT_GT(comparison.victims(), 5000u);
     EXPECT_GT(comparison.most_coming(), 50u) << "the test is about rows that stay";
+    overdue += comparison.overdue();
     evicted += comparison.coming_evicted();
   }
   EXPECT_GT(evicted, 0u) << "and about those that leave all the same";
+  EXPECT_GT(overdue, 0u) << "or do not come";
 }
 
 TEST(EvictionPolicy, LruLfuAgreesWithItsModel) {

@@ -1,14 +1,20 @@
 // FutureKeys: the keys that examples to come will ask for, as far as the stream of examples was
-// looked at ahead of training, each with the last time at which it is known to be asked for: 20
-// bits of a key's hash and a coarse time, sixteen to a cache line. What will be asked for again
-// stays in memory, as in Bélády's optimal order of eviction (A study of replacement algorithms for
-// a virtual-storage computer, IBM Systems Journal 1966), of which this knows as much as it has room
-// for. A key may be taken for another (2 in 100,000), and one whose line is full is not known.
+// looked at ahead of training, and when. What will be asked for soon stays in memory, as in
+// Bélády's optimal order of eviction (A study of replacement algorithms for a virtual-storage
+// computer, IBM Systems Journal 1966), of which this knows as much as it has room for; what comes
+// later leaves, but one knows when it will be back.
+// What is known is a ring of stretches, parts of the stream one after another, each a table of
+// lines of 24 keys: 16 bits of a key's hash, and in which sixteenth of the stretch it is asked for
+// last. So a key takes 2.7 bytes in each stretch that asks for it. A stretch is forgotten as a
+// whole, when all of it is past. A key that does not come may be taken for one that does (in 3 of
+// 10,000 look-ups for each full stretch), and one whose line is full is not known.
 // Threads: Add, SetNow, CanAdd and coming one thread at a time; the others any, beside it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -23,7 +29,7 @@ namespace terrace {
 
 class FutureKeys {
  public:
-  // Memory of so many bytes, in whole lines. kOutOfMemory. REQUIRES: bytes > 0.
+  // Memory of so many bytes, in whole pages. kOutOfMemory. REQUIRES: bytes > 0.
   static Result<std::unique_ptr<FutureKeys>> Create(std::uint64_t bytes);
 
   // Examples up to `example`, at most kTickExamples of them, ask for these keys. Calls come in the
@@ -33,77 +39,158 @@ class FutureKeys {
   void SetNow(std::uint64_t example);
   // Whether there is room, and the time is not too far ahead.
   bool CanAdd(std::uint64_t example) const;
-  // Keys that are known to come.
-  std::uint64_t coming() const { return coming_; }
+  // Keys that are known to come; one that several stretches ask for counts in each. A gauge.
+  std::uint64_t coming() const;
 
-  void Prefetch(std::uint64_t hash) const { __builtin_prefetch(LineOf(hash)); }
-  // Whether an example to come asks for the key with this mixed hash (MixKey).
-  bool Coming(std::uint64_t hash) const {
-    Line& line = *LineOf(hash);
-    const std::uint32_t mark = MarkOf(hash);
-    // Relaxed here and elsewhere: a change that is seen late costs a read of the disk at most.
-    const std::uint32_t now = now_.load(std::memory_order_relaxed);
-    bool coming = false;
-    for (std::uint32_t way = 0; way < kWays; ++way) {
-      const std::uint32_t word = Load(line, way);
-      coming |= (word & ~kTimeMask) == mark && IsAhead(word, now);
-    }
-    return coming;
+  // Where examples have got their rows up to, in ticks.
+  std::uint64_t now() const { return now_.load(std::memory_order_relaxed); }
+  // What TicksUntilNext will read.
+  void Prefetch(std::uint64_t hash) const {
+    const Lines& lines = LinesOf(hash);
+    ForStretches(now(), [&](std::uint32_t number, auto&) {
+      __builtin_prefetch(&lines[number]);
+      return false;
+    });
   }
+  // How many ticks from now on the key is asked for, as far as that is known: the last time in the
+  // first stretch that asks for it, to a sixteenth of the stretch. At most kNever - 1.
+  std::uint16_t TicksUntilNext(std::uint64_t hash) const {
+    const std::uint64_t from = now();
+    const std::uint64_t next = NextTick(hash, from);
+    return next == kNoTick
+               ? kNever
+               : static_cast<std::uint16_t>(std::min<std::uint64_t>(next - from, kNever - 1));
+  }
+  static constexpr std::uint16_t kNever = 65535;
 
-  // Memory for each row that the caches hold: three keys that come for each are as many as are of
-  // use (docs/decisions/look-ahead.md).
-  static constexpr std::uint64_t kBytesPerCachedRow = 14;
+  // Memory for each row that the caches hold: about eleven known keys, a frequent one counted in
+  // each stretch. In a click log that is four times the distance within which rows that come again
+  // fill memory, and tells of nine in ten rows that are evicted and come again when they do
+  // (docs/decisions/look-ahead.md).
+  static constexpr std::uint64_t kBytesPerCachedRow = 28;
   // Examples that have one time.
   static constexpr std::uint64_t kTickExamples = 2048;
 
  private:
-  static constexpr std::uint32_t kWays = 16;
-  static constexpr int kTimeBits = 12;
-  static constexpr std::uint32_t kTimeMask = (std::uint32_t{1} << kTimeBits) - 1;
-  // A quarter of what the bits tell apart. What is past would look as if it came again three
-  // quarters later, but by then it was swept out.
-  static constexpr std::uint32_t kMostTicksAhead = std::uint32_t{1} << (kTimeBits - 2);
-  static constexpr std::uint32_t kTicksOfSweep = std::uint32_t{1} << (kTimeBits - 1);
+  static constexpr std::uint32_t kStretches = 8;
+  // So that what the ring knows is less than kNever ticks away.
+  static constexpr std::uint64_t kMostStretchTicks = kNever / kStretches;
+  static constexpr std::uint64_t kNoTick = ~std::uint64_t{0};
   static constexpr std::uint32_t kRecent = 4096;  // Keys.
-  // Each: hash bits above, time below; 0: empty.
+
+  // A key is 16 bits of its hash, its mark (0: none), four to a word, and four bits of time,
+  // sixteen to a word. Words are read and written whole, relaxed, by one writer; what a reader sees
+  // late costs a read of the disk at most. Marks are compared within words, since compilers make no
+  // vectors of atomics.
+  static constexpr std::uint32_t kMarkWords = 6, kTimeWords = 2;
+  static constexpr std::uint32_t kWays = kMarkWords * 4;
+  static constexpr std::uint64_t kTimes = 16;
+  static constexpr std::uint64_t kEachWay = 0x0001'0001'0001'0001;
   struct alignas(64) Line {
-    std::array<std::uint32_t, kWays> ways;
+    std::array<std::uint64_t, kMarkWords> marks;
+    std::array<std::uint64_t, kTimeWords> times;
   };
-  static std::uint32_t Load(Line& line, std::uint32_t way) {
-    return std::atomic_ref(line.ways[way]).load(std::memory_order_relaxed);
+  static_assert(sizeof(Line) == 64);
+  // The lines of all stretches for the same hashes, beside each other: a look-up reads one place.
+  using Lines = std::array<Line, kStretches>;
+  static std::uint64_t Load(std::uint64_t& word) {
+    return std::atomic_ref(word).load(std::memory_order_relaxed);
   }
-  static void Store(Line& line, std::uint32_t way, std::uint32_t word) {
-    std::atomic_ref(line.ways[way]).store(word, std::memory_order_relaxed);
+  static void Store(std::uint64_t& word, std::uint64_t value) {
+    std::atomic_ref(word).store(value, std::memory_order_relaxed);
   }
+  // Where a way of a line has its mark and its time.
+  struct Way {
+    std::uint32_t word, shift, time_word, time_shift;
+  };
+  // `found`: of FindWays, not 0.
+  static Way FirstOf(std::uint64_t found) {
+    const auto bit = static_cast<std::uint32_t>(std::countr_zero(found));
+    const std::uint32_t word = bit % 16, part = bit / 16, number = word * 4 + part;
+    return {word, part * 16, number / 16, number % 16 * 4};
+  }
+  static std::uint64_t TimeIn(Line& line, const Way& way) {
+    return Load(line.times[way.time_word]) >> way.time_shift & (kTimes - 1);
+  }
+
+  // Written by the adding thread; a look-up may see them as of different moments, with what follows
+  // from it as above.
+  struct Stretch {
+    std::atomic<std::uint64_t> start{0}, end{0};  // Ticks; the end is beyond the last.
+    std::atomic<std::uint64_t> unit{1};           // Ticks that have one time.
+    std::uint64_t keys = 0;                       // The adding thread's.
+  };
 
   FutureKeys(HugeBuffer memory, std::uint64_t lines);
-  Line* LineOf(std::uint64_t hash) const {
-    return lines_ + static_cast<std::uint64_t>((static_cast<Uint128>(hash) * line_count_) >> 64);
+  Lines& LinesOf(std::uint64_t hash) const {
+    return lines_[static_cast<std::uint64_t>((static_cast<Uint128>(hash) * line_count_) >> 64)];
   }
   // Of all bits, because high ones choose the line. Never 0.
-  static std::uint32_t MarkOf(std::uint64_t hash) {
-    const auto mark = static_cast<std::uint32_t>((hash * 0xd6e8feb86659fd93ULL) >> 32);
-    return (mark >> kTimeBits == 0 ? mark | 1U << kTimeBits : mark) & ~kTimeMask;
+  static std::uint64_t MarkOf(std::uint64_t hash) {
+    const std::uint64_t mark = (hash * 0xd6e8feb86659fd93ULL) >> 48;
+    return mark == 0 ? 1 : mark;
   }
-  static bool IsAhead(std::uint32_t word, std::uint32_t now) {
-    return ((word - now) & kTimeMask) <= kMostTicksAhead;
+  // A bit for each way of the line that has the mark: word + 16 * its part of the word.
+  static std::uint64_t FindWays(Line& line, std::uint64_t mark) {
+    constexpr std::uint64_t kLow = kEachWay * 0x7fff;
+    const std::uint64_t pattern = mark * kEachWay;
+    std::uint64_t found = 0;
+    for (std::uint32_t word = 0; word < kMarkWords; ++word) {
+      const std::uint64_t other = Load(line.marks[word]) ^ pattern;
+      // The top bit of each way that is 0.
+      found |= ~(((other & kLow) + kLow) | other | kLow) >> (15 - word);
+    }
+    return found;
   }
-  void AddToLine(std::uint64_t hash, std::uint32_t time);
-  // Empties the places of past keys in a line.
-  void SweepLine(std::uint64_t line);
+  // Calls visit(number, stretch) for those that are not past at `from`, the oldest first, until it
+  // returns true.
+  template <typename Visit>
+  void ForStretches(std::uint64_t from, const Visit& visit) const {
+    const std::uint32_t newest = newest_.load(std::memory_order_relaxed);
+    for (std::uint32_t i = 1; i <= kStretches; ++i) {
+      const std::uint32_t number = (newest + i) % kStretches;
+      const Stretch& stretch = stretches_[number];
+      if (stretch.end.load(std::memory_order_relaxed) <= from) continue;
+      if (visit(number, stretch)) return;
+    }
+  }
+  // The first known tick from `from` on that asks for the key, or kNoTick.
+  std::uint64_t NextTick(std::uint64_t hash, std::uint64_t from) const {
+    Lines& lines = LinesOf(hash);
+    const std::uint64_t mark = MarkOf(hash);
+    std::uint64_t next = kNoTick;
+    ForStretches(from, [&](std::uint32_t number, const Stretch& stretch) {
+      Line& line = lines[number];
+      const std::uint64_t found = FindWays(line, mark);
+      if (found == 0) return false;
+      const std::uint64_t time = TimeIn(line, FirstOf(found));
+      const std::uint64_t unit = stretch.unit.load(std::memory_order_relaxed);
+      const std::uint64_t tick = stretch.start.load(std::memory_order_relaxed) + time * unit;
+      if (tick + unit <= from) return false;
+      next = std::max(tick, from);
+      return true;
+    });
+    return next;
+  }
+
+  // Of a stretch. Beyond seven eighths of the ways too many lines are full.
+  std::uint64_t MostKeys() const { return line_count_ * (kWays * 7 / 8); }
+  bool NextIsFree() const;
+  // The next stretch begins, if it is free.
+  void BeginStretch(std::uint64_t tick);
+  // Makes the units of the newest stretch so long that the tick is in one of them.
+  std::uint64_t TimeOf(std::uint64_t tick);
+  void AddToLine(std::uint64_t hash, std::uint64_t time);
 
   const HugeBuffer memory_;
-  Line* const lines_;
-  const std::uint64_t line_count_;
-  std::atomic<std::uint32_t> now_{0};  // Ticks, modulo their bits.
+  Lines* const lines_;
+  const std::uint64_t line_count_;  // Of each stretch.
+  std::array<Stretch, kStretches> stretches_;
+  std::atomic<std::uint32_t> newest_{0};
+  std::atomic<std::uint64_t> now_{0};  // Ticks.
   // The adding thread's.
-  std::uint64_t now_tick_ = 0;
-  std::uint64_t coming_ = 0;
-  std::uint64_t swept_lines_ = 0;                          // Of the sweep that goes on.
-  std::array<std::uint32_t, kTimeMask + 1> asked_last_{};  // By time: keys.
-  std::vector<std::uint64_t> recent_;  // Added at recent_tick_: what is asked for often.
-  std::uint64_t recent_tick_ = ~std::uint64_t{0};
+  std::vector<std::uint64_t> recent_;  // Hashes in the newest stretch with recent_time_.
+  std::uint64_t recent_time_ = 0;
 };
 
 }  // namespace terrace

@@ -54,6 +54,7 @@ WriteBackOptions BufferOptions(const RowCacheOptions& options, std::span<Store* 
   // A buffer's rows are not shared out quite evenly.
   const std::uint64_t share = BufferRows(options, stores.size(), true) / stores.size() * 7 / 8;
   result.hot_apart = options.hot_apart && share >= least_rows;
+  result.future = options.future;
   result.buffer_rows = BufferRows(options, stores.size(), result.hot_apart);
   return result;
 }

@@ -28,8 +28,8 @@ struct RowCacheOptions {
   std::uint64_t capacity_bytes =
       0;  // For rows, their metadata, hash map and the write buffer, all together.
   EvictionOptions eviction;
-  // Rows of the keys that it knows to come are evicted last, by kS3Fifo. Borrowed; null: nothing is
-  // known.
+  // Rows of the keys that it knows to come soon are evicted last, by kS3Fifo, and rows lie in the
+  // stores' files in the order in which they come. Borrowed; null: nothing is known.
   const FutureKeys* future = nullptr;
   std::uint64_t flush_bytes = std::uint64_t{16}
                               << 20;  // Dirty rows that leave together; larger: better writes.

@@ -11,8 +11,7 @@ namespace {
 // Queues.
 constexpr int kSmall = 0;
 constexpr int kMain = 1;
-constexpr int kComing = 2;  // Of rows that are known to come, none of them pinned.
-constexpr int kQueues = 3;
+constexpr int kComing = 2;  // From here on: of rows that are known to come, none of them pinned.
 constexpr std::uint64_t kRowsPerSmallRow = 10;  // The small queue's share, as the paper has it.
 // Of Entry::frequency: visits since the row came to its queue, and whether a row that is held
 // belongs to the main queue.
@@ -22,12 +21,18 @@ constexpr std::size_t kGroup = 16;  // Rows at the end of a queue that are looke
 // Rows leave from the middle when they go otherwise than as victims, and when they have come.
 constexpr int kDeadEighths = 2, kDeadEighthsWithComing = 8;
 
+// Rows that are known to come, by when: each queue has those of so many ticks, one time after
+// another, round and round; what comes later than that is in the last one.
+constexpr std::uint64_t kTicksOfQueue = 8;
+constexpr std::uint64_t kComingQueues = EntryQueues::kMaxQueues - kComing;
+
 class S3FifoPolicy final : public EvictionPolicy {
  public:
   S3FifoPolicy(RowArena* arena, const FutureKeys* future)
       : arena_(arena),
         future_(future),
-        queues_(arena, kQueues, future == nullptr ? kDeadEighths : kDeadEighthsWithComing) {}
+        queues_(arena, future == nullptr ? kComing : EntryQueues::kMaxQueues,
+                future == nullptr ? kDeadEighths : kDeadEighthsWithComing) {}
 
   std::uint64_t BytesFor(std::uint64_t rows) const override {
     return queues_.BytesFor(rows) + GhostKeys::BytesFor(rows);
@@ -47,9 +52,9 @@ class S3FifoPolicy final : public EvictionPolicy {
       Entry& entry = arena_->entry(id);
       entry.frequency =
           static_cast<std::uint8_t>(entry.frequency + ((entry.frequency & kVisits) != kVisits));
-      if (entry.place == kFirstQueue + kComing) {
+      if (entry.place >= kFirstQueue + kComing) {
+        LeaveComing(entry.place);
         entry.place = kHeld;
-        --coming_.rows;
       }
     }
   }
@@ -81,22 +86,23 @@ class S3FifoPolicy final : public EvictionPolicy {
       --small_rows_;
     } else if (entry.place == kFirstQueue + kMain) {
       --main_rows_;
-    } else if (entry.place == kFirstQueue + kComing) {
-      --coming_.rows;
+    } else if (entry.place >= kFirstQueue + kComing) {
+      LeaveComing(entry.place);
     } else if ((entry.frequency & kOfMain) == 0) {
       --held_small_;
     }
   }
 
   std::size_t TakeVictims(std::size_t count, EntryId* victims) override {
-    std::size_t taken = 0;
+    std::size_t taken = future_ == nullptr ? 0 : TakeOverdue(count, victims);
     while (taken < count) {
       const bool small =
           small_rows_ > 0 && (small_rows_ + held_small_ >= small_limit_ || main_rows_ == 0);
       if (!small && main_rows_ == 0) {
         if (coming_.rows == 0) break;
-        victims[taken++] = queues_.Pop(kComing);
-        --coming_.rows;
+        // The one that comes last.
+        while (coming_rows_[last_ % kComingQueues] == 0) --last_;
+        victims[taken++] = PopComing(last_);
         ++coming_.evicted;
         continue;
       }
@@ -133,6 +139,49 @@ class S3FifoPolicy final : public EvictionPolicy {
   ComingRows coming() const override { return coming_; }
 
  private:
+  // Of a row that is in no queue: whether it is known to come, and has its place by when.
+  bool PushIfComing(EntryId id) {
+    Entry& entry = arena_->entry(id);
+    const std::uint64_t ticks = future_->TicksUntilNext(MixKey(entry.key));
+    if (ticks == FutureKeys::kNever) return false;
+    const std::uint64_t now = future_->now();
+    if (coming_.rows == 0) first_ = last_ = now / kTicksOfQueue;
+    const std::uint64_t time = std::min((now + ticks) / kTicksOfQueue, first_ + kComingQueues - 1);
+    last_ = std::max(last_, time);
+    entry.frequency = kOfMain;
+    queues_.Push(kComing + static_cast<int>(time % kComingQueues), id);
+    ++coming_rows_[time % kComingQueues];
+    ++coming_.rows;
+    return true;
+  }
+
+  EntryId PopComing(std::uint64_t time) {
+    const EntryId id = queues_.Pop(kComing + static_cast<int>(time % kComingQueues));
+    TERRACE_CHECK(id != kNoEntry);
+    LeaveComing(static_cast<std::uint8_t>(kFirstQueue + kComing + time % kComingQueues));
+    return id;
+  }
+  void LeaveComing(std::uint8_t place) {
+    --coming_rows_[place - kFirstQueue - kComing];
+    --coming_.rows;
+  }
+
+  // Rows that should have come by now, which were most often taken for others: those that are not
+  // known to come later.
+  std::size_t TakeOverdue(std::size_t count, EntryId* victims) {
+    const std::uint64_t now = future_->now() / kTicksOfQueue;
+    std::size_t taken = 0;
+    while (coming_.rows > 0 && first_ < now && taken < count) {
+      if (coming_rows_[first_ % kComingQueues] == 0) {
+        ++first_;
+        continue;
+      }
+      const EntryId id = PopComing(first_);
+      if (!PushIfComing(id)) victims[taken++] = id;
+    }
+    return taken;
+  }
+
   // Whether a row that came to the end of its queue is no victim, and goes where it belongs.
   bool Stays(EntryId id, bool small) {
     Entry& entry = arena_->entry(id);
@@ -143,12 +192,7 @@ class S3FifoPolicy final : public EvictionPolicy {
       if (small && !visited) ++held_small_;
       return true;
     }
-    if (future_ != nullptr && future_->Coming(MixKey(entry.key))) {
-      entry.frequency = kOfMain;
-      queues_.Push(kComing, id);
-      ++coming_.rows;
-      return true;
-    }
+    if (future_ != nullptr && PushIfComing(id)) return true;
     if (!visited) return false;
     if (!small) --entry.frequency;
     Push(id);
@@ -172,6 +216,9 @@ class S3FifoPolicy final : public EvictionPolicy {
   std::uint64_t small_rows_ = 0;
   std::uint64_t main_rows_ = 0;
   ComingRows coming_;
+  std::array<std::uint64_t, kComingQueues> coming_rows_{};
+  // Times of the queues (ticks / kTicksOfQueue) that may have rows.
+  std::uint64_t first_ = 0, last_ = 0;
   std::uint64_t held_small_ = 0;  // Of the small queue, but not in it while they are pinned.
 };
 

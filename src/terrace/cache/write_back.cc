@@ -7,6 +7,7 @@
 
 #include "terrace/base/check.h"
 #include "terrace/base/sync_point.h"
+#include "terrace/store/radix_sort.h"
 
 namespace terrace {
 namespace {
@@ -32,7 +33,9 @@ std::uint64_t WriteBack::BytesFor(const WriteBackOptions& options) {
   constexpr std::uint64_t kPerRow =
       2 * sizeof(Key) + sizeof(const std::byte*) + 2 + sizeof(std::uint32_t);
   const std::uint64_t count = BufferCount(options.background, options.hot_apart);
-  return count * (RowBufferBytes(options) + kPerRow * options.buffer_rows) +
+  const std::uint64_t sorting =
+      options.future == nullptr ? 0 : 2 * sizeof(std::uint64_t) * options.buffer_rows;
+  return count * (RowBufferBytes(options) + kPerRow * options.buffer_rows) + sorting +
          EntryMap::BytesFor(count * options.buffer_rows);
 }
 
@@ -72,6 +75,10 @@ Status WriteBack::Allocate() {
     buffer.shard_order.origin.reserve(options_.buffer_rows);
     buffer.staged.resize(stores_.size());
     idle_.push_back(static_cast<std::uint32_t>(i - 1));
+  }
+  if (options_.future != nullptr) {
+    next_uses_.reserve(options_.buffer_rows);
+    sort_spare_.reserve(options_.buffer_rows);
   }
   TERRACE_RETURN_IF_ERROR(map_.Reset(buffers_.size() * options_.buffer_rows));
   bytes_ = BytesFor(options_);
@@ -178,11 +185,31 @@ void WriteBack::Join(std::size_t kind) {
   idle_.push_back(static_cast<std::uint32_t>(from_number));
 }
 
+void WriteBack::SortByNextUse(const std::vector<Key>& keys, ShardOrder* order) {
+  constexpr int kRowBits = 32, kTickBits = 16;
+  for (std::size_t shard = 0; shard < order->shards(); ++shard) {
+    const std::span<std::uint32_t> rows = order->PartOf(order->origin, shard);
+    next_uses_.clear();
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (i + kAhead < rows.size()) options_.future->Prefetch(MixKey(keys[rows[i + kAhead]]));
+      const std::uint64_t ticks = options_.future->TicksUntilNext(MixKey(keys[rows[i]]));
+      next_uses_.push_back(ticks << kRowBits | rows[i]);
+    }
+    RadixSort(&next_uses_, &sort_spare_, kRowBits, kRowBits + kTickBits,
+              [](std::uint64_t use) { return use; });
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      rows[i] = static_cast<std::uint32_t>(next_uses_[i]);
+    }
+  }
+}
+
 Status WriteBack::StageRows(Buffer* buffer) {
   SyncPoint::Hit("cache.writeback.before_write");
-  // The store brings the rows of its shard into its own order.
   const ShardOrder& order = buffer->shard_order;
   SortByShard(buffer->keys, stores_.size(), &buffer->shard_order);
+  // Rows lie on the disk as they are given to the store, and a batch reads those together that lie
+  // together.
+  if (options_.future != nullptr) SortByNextUse(buffer->keys, &buffer->shard_order);
   buffer->shard_keys.clear();
   buffer->shard_rows.clear();
   buffer->shard_stored.clear();

@@ -1,5 +1,6 @@
 // WriteBack: dirty rows on their way to the stores. Rows are copied into buffers of fixed size, hot
-// ones and the others into buffers of their own if that is asked for; a full buffer is written, by
+// ones and the others into buffers of their own if that is asked for; a full buffer is written, in
+// the order in which its rows will be asked for as far as the future is known, by
 // two threads, of which one brings the next buffer to the disk while the other has the stores take
 // the last one in; or by whoever needs the room. Until its write has succeeded a row is found here,
 // in its newest version. A row's versions are written in the order of appending; a failed write
@@ -23,6 +24,7 @@
 #include "terrace/base/status.h"
 #include "terrace/base/thread.h"
 #include "terrace/cache/entry_map.h"
+#include "terrace/cache/future_keys.h"
 #include "terrace/cache/shard_order.h"
 #include "terrace/store/store.h"
 
@@ -34,6 +36,7 @@ struct WriteBackOptions {
   bool background = true;         // Three buffers and two threads; false: one, and none.
   Clock* clock = Clock::Real();
   bool hot_apart = false;  // Hot rows and the others have writes of their own; one buffer more.
+  const FutureKeys* future = nullptr;  // Borrowed; null: nobody looks ahead.
 };
 
 // Where the time of the thread that brings buffers to the disk went; CPU seconds count the threads
@@ -158,6 +161,8 @@ class WriteBack {
   void WriteOldest() TERRACE_REQUIRES(mu_);
   // Writes or waits until `sequence` is written. Returns the failure or the cancellation.
   Status WaitForSequence(std::uint64_t sequence, bool cancellable) TERRACE_REQUIRES(mu_);
+  // Brings the rows of each shard into the order in which they will be asked for.
+  void SortByNextUse(const std::vector<Key>& keys, ShardOrder* order);
   // The halves of a write. A buffer that failed has nothing staged.
   Status StageRows(Buffer* buffer) TERRACE_EXCLUDES(mu_);
   Status PublishRows(Buffer* buffer) TERRACE_EXCLUDES(mu_);
@@ -193,7 +198,9 @@ class WriteBack {
   Status failure_ TERRACE_GUARDED_BY(mu_);
   std::atomic<bool> failed_ = false;  // Whether there is one.
   Status cancelled_ TERRACE_GUARDED_BY(mu_);
-  std::unique_ptr<WorkerGroup> shard_writers_;  // Used by whoever stages.
+  // Whoever stages uses these.
+  std::unique_ptr<WorkerGroup> shard_writers_;
+  std::vector<std::uint64_t> next_uses_, sort_spare_;  // Ticks above the row's number.
   Thread stage_thread_;
   Thread publish_thread_;
 };

@@ -1,6 +1,7 @@
 // WriteBack with its threads: the halves of writes overlap, and either fails.
 #include "terrace/cache/write_back.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <thread>
@@ -86,6 +87,50 @@ TEST(WriteBack, AWriteThatFailsBehindOneInFlightLeavesThatAlone) {
   store.FailWrites(false);
   ASSERT_TRUE(write_back.Flush().ok());
   EXPECT_EQ(store.size(), 20u);
+}
+
+// Whose next use is known comes first, and of those the one that is asked for sooner.
+TEST(WriteBack, RowsAreWrittenInTheOrderOfTheirNextUse) {
+  constexpr std::uint64_t kTick = FutureKeys::kTickExamples;
+  constexpr Key kRows = 3000;  // More than what is sorted by comparison, in each shard.
+  auto future = FutureKeys::Create(1 << 20);
+  ASSERT_TRUE(future.ok());
+  std::map<std::uint64_t, std::vector<Key>> asked;
+  for (Key key = 0; key < kRows / 2; ++key) asked[5 + key * 37 % 40].push_back(key);
+  (*future)->SetNow(3 * kTick);
+  for (const auto& [tick, keys] : asked) (*future)->Add(keys, tick * kTick);
+  for (const std::size_t shards : {1, 2}) {
+    std::vector<std::unique_ptr<FakeStore>> stores;
+    std::vector<Store*> pointers;
+    for (std::size_t s = 0; s < shards; ++s) {
+      pointers.push_back(stores.emplace_back(std::make_unique<FakeStore>(kRowBytes)).get());
+    }
+    auto made = WriteBack::Create(
+        {.row_bytes = kRowBytes, .buffer_rows = kRows, .future = future->get()}, pointers);
+    ASSERT_TRUE(made.ok());
+    {
+      WriteBack::AppendScope appends(made->get());
+      for (Key key = kRows; key-- > 0;) appends.Append(key, InitialRow(key).data(), {});
+    }
+    ASSERT_TRUE((*made)->Flush().ok());
+    std::size_t written = 0;
+    for (const auto& store : stores) {
+      const std::vector<std::vector<Key>> writes = store->write_keys();
+      ASSERT_EQ(writes.size(), 1u);
+      std::vector<std::uint16_t> ticks;
+      for (const Key key : writes[0]) {
+        ticks.push_back((*future)->TicksUntilNext(MixKey(key)));
+        EXPECT_EQ(store->Get(key), InitialRow(key));
+      }
+      EXPECT_TRUE(std::is_sorted(ticks.begin(), ticks.end()));
+      // Known ones, and of different ticks; the others but for those that are mistaken for them.
+      EXPECT_LT(ticks[0] + 10, ticks[writes[0].size() / 2 - writes[0].size() / 10]);
+      EXPECT_LT(ticks[writes[0].size() / 2 - writes[0].size() / 10], FutureKeys::kNever);
+      EXPECT_EQ(ticks.back(), FutureKeys::kNever);
+      written += writes[0].size();
+    }
+    EXPECT_EQ(written, kRows);
+  }
 }
 
 TEST(WriteBack, WhatIsStagedAtTheEndIsDropped) {

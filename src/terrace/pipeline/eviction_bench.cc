@@ -3,7 +3,9 @@
 // released `sets` batches later; beside them the optimum that knows the future and may evict at any
 // time (Belady 1966), LRU alone, and the structure that AIBox describes. Traces: generated click
 // logs, one whose popularity drifts, and real clicks where they lie. Axes: trace, policy, rows in
-// memory as a share of the distinct ones. --tiny checks the results on short traces.
+// memory as a share of the distinct ones. Of the policy that looks ahead also: of the evicted rows
+// that come again, the percentage of which it was known when, and of those that do not, the
+// percentage that was taken for others. --tiny checks the results on short traces.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -17,6 +19,8 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
@@ -168,6 +172,7 @@ class PolicyRun {
   Score Run(const Trace& trace, std::uint64_t sets) {
     Scorer scorer(trace);
     places_.assign(trace.keys, kNoEntry);
+    left_.assign(trace.keys, Left::kNot);
     std::deque<std::vector<EntryId>> pinned;
     for (std::size_t b = 0; b < trace.batches.size(); ++b) {
       if (pinned.size() == sets) {
@@ -175,36 +180,35 @@ class PolicyRun {
         pinned.pop_front();
       }
       pinned.push_back(Pin(trace.batches[b], b, &scorer));
-      if (future_ != nullptr) LookAheadFrom(b + 1, trace, pinned);
+      if (future_ != nullptr) LookAheadFrom(b + 1, trace);
     }
     return scorer.score(watch_.seconds());
   }
 
+  // Of the evicted rows that came again, the percentage of which it was known when; of those that
+  // did not, the percentage that was taken for others.
+  double KnownNext() const { return Percent(came_known_, came_); }
+  double WrongNext() const {
+    const auto count = [this](Left left) {
+      return static_cast<std::uint64_t>(std::count(left_.begin(), left_.end(), left));
+    };
+    return Percent(count(Left::kKnown), count(Left::kKnown) + count(Left::kUnknown));
+  }
+
  private:
+  enum class Left : std::uint8_t { kNot, kUnknown, kKnown };  // Whether it was known to come.
+  static double Percent(std::uint64_t part, std::uint64_t all) {
+    return 100.0 * static_cast<double>(part) / static_cast<double>(std::max<std::uint64_t>(1, all));
+  }
+
   // Batches before `batch` are pinned or gone.
-  void LookAheadFrom(std::size_t batch, const Trace& trace,
-                     const std::deque<std::vector<EntryId>>& pinned) {
+  void LookAheadFrom(std::size_t batch, const Trace& trace) {
     constexpr std::uint64_t kTick = FutureKeys::kTickExamples;
-    if (!distance_.has_value()) {
-      if (!LookAheadDistance::Fills(arena_.used_rows(), rows_)) return;
-      distance_.emplace(batch * kTick, batch * kTick);
-    }
+    looks_ahead_ = looks_ahead_ || LookAhead::Fills(arena_.used_rows(), rows_);
+    if (!looks_ahead_) return;
     front_ = std::max(front_, batch);
-    LookAheadRows rows;
-    rows.unpinned = arena_.used_rows();
-    for (const std::vector<EntryId>& set : pinned) {
-      for (const EntryId id : set) {
-        if (arena_.entry(id).pins > 0) rows.unpinned -= std::min<std::uint64_t>(rows.unpinned, 1);
-      }
-    }
-    rows.coming = policy_->coming().rows;
-    rows.evicted_coming = policy_->coming().evicted;
-    rows.evicted = evicted_;
     future_->SetNow(batch * kTick);
-    distance_->Update(batch * kTick, (front_ - batch) * kTick, rows);
-    for (; front_ < trace.batches.size(); ++front_) {
-      if ((front_ + 1 - batch) * kTick > distance_->examples()) break;
-      if (!future_->CanAdd(front_ * kTick)) break;
+    for (; front_ < trace.batches.size() && future_->CanAdd(front_ * kTick); ++front_) {
       const std::vector<std::uint32_t>& keys = trace.batches[front_];
       future_->Add(std::vector<Key>(keys.begin(), keys.end()), front_ * kTick);
     }
@@ -225,6 +229,9 @@ class PolicyRun {
         entries.push_back(places_[key]);
       } else {
         missing.push_back(key);
+        came_ += left_[key] != Left::kNot ? 1 : 0;
+        came_known_ += left_[key] == Left::kKnown ? 1 : 0;
+        left_[key] = Left::kNot;
       }
     }
     watch_.Start();
@@ -249,12 +256,15 @@ class PolicyRun {
         const std::size_t count =
             policy_->TakeVictims(std::min(kVictims, keys.size() - fresh.size()), victims.data());
         watch_.Stop();
-        evicted_ += count;
         Require(count > 0, "no victim, though not every row is pinned");
         for (std::size_t i = 0; i < count; ++i) {
           const Entry& entry = arena_.entry(victims[i]);
           Require(entry.pins == 0, "a pinned row was evicted");
           places_[entry.key] = kNoEntry;
+          if (looks_ahead_) {
+            const bool known = future_->TicksUntilNext(MixKey(entry.key)) != FutureKeys::kNever;
+            left_[entry.key] = known ? Left::kKnown : Left::kUnknown;
+          }
           arena_.Free(victims[i]);
         }
       }
@@ -287,11 +297,12 @@ class PolicyRun {
   RowArena arena_;
   const std::uint64_t rows_;
   std::unique_ptr<FutureKeys> future_;  // Null: nobody looks ahead.
-  std::optional<LookAheadDistance> distance_;
+  bool looks_ahead_ = false;
   std::size_t front_ = 0;  // The first batch that was not looked at.
-  std::uint64_t evicted_ = 0;
   std::unique_ptr<EvictionPolicy> policy_;
   std::vector<EntryId> places_;  // (keys) kNoEntry: not in memory.
+  std::vector<Left> left_;       // (keys) When their row was evicted, while it is not back.
+  std::uint64_t came_ = 0, came_known_ = 0;  // Evicted rows that came again.
   Stopwatch watch_;
 };
 
@@ -369,14 +380,21 @@ void CompareOn(const char* name, const Log& log, const Settings& settings,
   PrintLine("optimum", optimum);
   for (const NamedPolicy& policy : kPolicies) {
     std::vector<Score> scores;
+    std::string known;
     for (std::size_t p = 0; p < kParts.size(); ++p) {
-      scores.push_back(
-          PolicyRun(policy.options, rows[p], policy.looks_ahead).Run(traces[p], settings.sets));
+      PolicyRun run(policy.options, rows[p], policy.looks_ahead);
+      scores.push_back(run.Run(traces[p], settings.sets));
+      if (policy.looks_ahead) {
+        known += fmt::format("  {:5.1f} {:5.1f}     ", run.KnownNext(), run.WrongNext());
+      }
       Require(scores[p].visits == optimum[p].visits && scores[p].hits <= optimum[p].hits,
               std::string(policy.name) + " is better than the optimum");
       Require(scores[p].hits > 0, std::string(policy.name) + " never hits");
     }
     PrintLine(policy.name, scores);
+    if (policy.looks_ahead) {
+      std::printf("  %-28s%s\n", "  next use known, mistaken", known.c_str());
+    }
   }
   std::vector<Score> aibox;
   for (std::size_t p = 0; p < kParts.size(); ++p) {

@@ -11,35 +11,6 @@
 
 namespace terrace {
 
-LookAheadDistance::LookAheadDistance(std::uint64_t planned, std::uint64_t filled)
-    : planned_(planned) {
-  constexpr std::uint64_t kTimesFilled = 3;
-  examples_ = static_cast<double>(std::max(kTimesFilled * filled, FutureKeys::kTickExamples));
-}
-
-void LookAheadDistance::Update(std::uint64_t planned, std::uint64_t ahead,
-                               const LookAheadRows& rows) {
-  // Of the unpinned rows; the others are passing through.
-  constexpr double kAim = 0.75;
-  constexpr double kTooMany = 0.01;  // Of the evictions.
-  // Examples for each that was trained: where no row stays, at least and at most. What is added
-  // shows only when rows come to the end of their queue; larger steps would swing.
-  constexpr double kSlope = 2, kLeast = -1, kMost = 0.5;
-  const auto trained = static_cast<double>(planned - planned_);
-  const double share = static_cast<double>(rows.coming) /
-                       static_cast<double>(std::max<std::uint64_t>(1, rows.unpinned));
-  const bool too_many = static_cast<double>(rows.evicted_coming - rows_.evicted_coming) >
-                        kTooMany * static_cast<double>(rows.evicted - rows_.evicted);
-  const double change =
-      trained * (too_many ? kLeast : std::clamp(kSlope * (1 - share / kAim), kLeast, kMost));
-  // It grows where it is what ends the looking, and not the room, the log or the time for it.
-  const bool reached = static_cast<double>(ahead) + 2 * trained >= examples_;
-  if (change < 0 || reached) examples_ += change;
-  examples_ = std::max(examples_, static_cast<double>(FutureKeys::kTickExamples));
-  planned_ = planned;
-  rows_ = rows;
-}
-
 LookAhead::LookAhead(Open open, std::uint32_t minibatch, FutureKeys* future)
     : open_(std::move(open)), minibatch_(minibatch), future_(future) {
   TERRACE_CHECK(minibatch > 0);
@@ -55,21 +26,16 @@ void LookAhead::Stop() {
   if (thread_.joinable()) thread_.Join();
 }
 
-void LookAhead::Begin(const DataCursor& from, std::uint64_t filled) {
+void LookAhead::Begin(const DataCursor& from) {
   TERRACE_CHECK(!begun());
-  {
-    MutexLock lock(&mu_);
-    distance_ = LookAheadDistance(from.examples, filled);
-  }
   planned_.store(from.examples, std::memory_order_relaxed);
   seen_.store(from.examples, std::memory_order_relaxed);
   thread_ = Thread("look-ahead", ThreadPriority::kYielding, [this, from] { Loop(from); });
 }
 
-void LookAhead::SetPlanned(const DataCursor& cursor, const LookAheadRows& rows) {
+void LookAhead::SetPlanned(const DataCursor& cursor) {
   {
     MutexLock lock(&mu_);
-    distance_.Update(cursor.examples, examples_ahead(), rows);
     planned_.store(cursor.examples, std::memory_order_relaxed);
   }
   changed_.NotifyAll();
@@ -127,9 +93,8 @@ Status LookAhead::ReadOn(const DataCursor& from) {
 bool LookAhead::AwaitRoom(std::uint64_t end) {
   MutexLock lock(&mu_);
   while (!stop_) {
-    const std::uint64_t planned = planned_.load(std::memory_order_relaxed);
-    future_->SetNow(planned);
-    if (end <= planned + distance_.examples() && future_->CanAdd(end)) return true;
+    future_->SetNow(planned_.load(std::memory_order_relaxed));
+    if (future_->CanAdd(end)) return true;
     changed_.Wait(&mu_);
   }
   return false;

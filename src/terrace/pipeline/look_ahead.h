@@ -1,8 +1,7 @@
 // LookAhead: reads the training log a second time, ahead of the first, and tells the caches which
-// keys will come (FutureKeys), so that rows that are needed again stay in memory. It begins when
-// rows are about to be evicted and reads as far as LookAheadDistance says and FutureKeys has room.
-// What it knows changes no bit of a model. Threads: one of its own, which yields; Begin and
-// SetPlanned from one thread (stage 2), the others from any.
+// keys will come and when (FutureKeys). It begins when rows are about to be evicted and reads as
+// far as FutureKeys has room. What it knows changes no bit of a model. Threads: one of its own,
+// which yields; Begin and SetPlanned from one thread (stage 2), the others from any.
 #pragma once
 
 #include <atomic>
@@ -18,34 +17,6 @@
 
 namespace terrace {
 
-// What the caches hold and what left them so far.
-struct LookAheadRows {
-  std::uint64_t unpinned = 0;
-  std::uint64_t coming = 0;  // Of these: they stay because they come again.
-  std::uint64_t evicted = 0;
-  std::uint64_t evicted_coming = 0;
-};
-
-// How many examples to look ahead: as far as the rows that come again fit in memory beside those
-// that pass through it. Beyond that, those that come soon would leave for those that come late.
-// Threads: one at a time.
-class LookAheadDistance {
- public:
-  // Of memory that holds rows: whether it is time to begin. Before, nothing can be gained.
-  static bool Fills(std::uint64_t used, std::uint64_t capacity) { return used >= capacity / 4 * 3; }
-  // planned: examples that have got their rows; filled: by how many memory was filled, which says
-  // how far to look at first.
-  LookAheadDistance(std::uint64_t planned, std::uint64_t filled);
-  std::uint64_t examples() const { return static_cast<std::uint64_t>(examples_); }
-  // ahead: examples beyond `planned` that were looked at.
-  void Update(std::uint64_t planned, std::uint64_t ahead, const LookAheadRows& rows);
-
- private:
-  std::uint64_t planned_;  // At the last call.
-  double examples_;
-  LookAheadRows rows_;
-};
-
 class LookAhead {
  public:
   using Open = std::function<Result<std::unique_ptr<ExampleSource>>()>;
@@ -54,12 +25,13 @@ class LookAhead {
   LookAhead(Open open, std::uint32_t minibatch, FutureKeys* future);
   ~LookAhead() { Stop(); }
 
-  // Examples from `from` on have not got their rows. filled: as LookAheadDistance. REQUIRES: has
-  // not begun.
-  void Begin(const DataCursor& from, std::uint64_t filled);
+  // Of memory that holds rows: whether it is time to begin. Before, nothing can be gained.
+  static bool Fills(std::uint64_t used, std::uint64_t capacity) { return used >= capacity / 4 * 3; }
+  // Examples from `from` on have not got their rows. REQUIRES: has not begun.
+  void Begin(const DataCursor& from);
   bool begun() const { return thread_.joinable(); }
   // Examples before `cursor` have got their rows. REQUIRES: has begun.
-  void SetPlanned(const DataCursor& cursor, const LookAheadRows& rows) TERRACE_EXCLUDES(mu_);
+  void SetPlanned(const DataCursor& cursor) TERRACE_EXCLUDES(mu_);
 
   // Ends it; the gauges stay. From the thread that owns it.
   void Stop() TERRACE_EXCLUDES(mu_);
@@ -83,7 +55,6 @@ class LookAhead {
   CondVar changed_;
   ExampleSource* source_ TERRACE_GUARDED_BY(mu_) = nullptr;  // While it is read.
   bool stop_ TERRACE_GUARDED_BY(mu_) = false;
-  LookAheadDistance distance_ TERRACE_GUARDED_BY(mu_){0, 0};
   // Relaxed: gauges, and how far stage 2 is.
   std::atomic<std::uint64_t> planned_{0};
   std::atomic<std::uint64_t> seen_{0};

@@ -17,44 +17,6 @@ namespace {
 
 constexpr std::uint64_t kTick = FutureKeys::kTickExamples;
 
-// Rows and evictions as caches tell them: with room, or full of rows that come.
-constexpr LookAheadRows kRoom{.unpinned = 100, .coming = 50, .evicted = 0, .evicted_coming = 0};
-constexpr LookAheadRows kFull{.unpinned = 100, .coming = 90, .evicted = 0, .evicted_coming = 0};
-
-TEST(LookAheadDistance, GrowsWhileThereIsRoomAndShrinksWhereThereIsNone) {
-  std::uint64_t planned = 1000;
-  LookAheadDistance distance(planned, 33'334);
-  EXPECT_EQ(distance.examples(), 100'002u) << "three times what filled memory";
-  distance.Update(planned += 1000, 0, kRoom);
-  EXPECT_EQ(distance.examples(), 100'002u) << "it was not reached yet";
-  distance = LookAheadDistance(planned, 100'000 / 3 + 1);
-  distance.Update(planned += 10'000, 100'000, kRoom);
-  EXPECT_EQ(distance.examples(), 105'002u) << "half of what was trained";
-  distance.Update(planned += 10'000, 105'000, kFull);
-  EXPECT_EQ(distance.examples(), 101'002u) << "by how much it is too full";
-  distance.Update(planned += 10'000, 101'000, {.unpinned = 100, .coming = 75});
-  EXPECT_EQ(distance.examples(), 101'002u) << "as it should be";
-  distance.Update(planned += 10'000, 101'000, {.unpinned = 100, .coming = 100});
-  EXPECT_NEAR(static_cast<double>(distance.examples()), 94'335, 2);
-  distance.Update(planned += 10'000, 94'333, {.unpinned = 0, .coming = 0});  // All are pinned.
-  EXPECT_NEAR(static_cast<double>(distance.examples()), 99'335, 2);
-  // Rows that come again were evicted, more than one in a hundred; then none more.
-  const LookAheadRows evicts{.unpinned = 100, .coming = 10, .evicted = 1000, .evicted_coming = 11};
-  distance.Update(planned += 10'000, 99'333, evicts);
-  EXPECT_NEAR(static_cast<double>(distance.examples()), 89'335, 2);
-  distance.Update(planned += 10'000, 89'333, evicts);
-  EXPECT_NEAR(static_cast<double>(distance.examples()), 94'335, 2);
-  // Something else holds it up: it does not run away, but shrinks.
-  distance.Update(planned += 1000, 20'000, evicts);
-  EXPECT_NEAR(static_cast<double>(distance.examples()), 94'335, 2);
-  LookAheadRows full = evicts;
-  full.coming = 90;
-  distance.Update(planned += 1000, 20'000, full);
-  EXPECT_NEAR(static_cast<double>(distance.examples()), 93'935, 2);
-  for (int i = 0; i < 100; ++i) distance.Update(planned += 10'000, 0, full);
-  EXPECT_EQ(distance.examples(), kTick) << "never nothing";
-}
-
 class LookAheadTest : public testing::Test {
  protected:
   static constexpr std::uint32_t kMinibatch = 512;
@@ -65,12 +27,15 @@ class LookAheadTest : public testing::Test {
     data_.cardinality = 10'000'000;
     data_.zipf = 0.3;
     data_.categorical_slots = 3;
-    auto future = FutureKeys::Create(4 << 20);
+    Make(4 << 20);
+  }
+
+  void Make(std::uint64_t bytes) {
+    auto future = FutureKeys::Create(bytes);
     ASSERT_TRUE(future.ok());
     future_ = std::move(future).value();
   }
-
-  std::unique_ptr<LookAhead> Make() {
+  std::unique_ptr<LookAhead> MakeLookAhead() {
     return std::make_unique<LookAhead>([this] { return OpenSource(&fs_, data_); }, kMinibatch,
                                        future_.get());
   }
@@ -91,10 +56,24 @@ class LookAheadTest : public testing::Test {
     return cursor;
   }
 
-  std::uint64_t CountComing(std::span<const Key> keys) const {
-    std::uint64_t coming = 0;
-    for (const Key key : keys) coming += future_->Coming(MixKey(key)) ? 1 : 0;
-    return coming;
+  std::uint64_t CountKnown(std::span<const Key> keys) const {
+    std::uint64_t known = 0;
+    for (const Key key : keys) {
+      known += future_->TicksUntilNext(MixKey(key)) != FutureKeys::kNever ? 1 : 0;
+    }
+    return known;
+  }
+
+  // How many examples from one on there is room for.
+  std::uint64_t RoomFrom(std::uint64_t first, std::uint64_t bytes) {
+    auto future = FutureKeys::Create(bytes);
+    EXPECT_TRUE(future.ok());
+    (*future)->SetNow(first);
+    std::uint64_t ahead = 0;
+    for (; (*future)->CanAdd(first + ahead + kTick); ahead += kTick) {
+      (*future)->Add(KeysOf(first + ahead, kTick), first + ahead + kTick - 1);
+    }
+    return ahead;
   }
 
   static void Await(const std::function<bool()>& done) {
@@ -110,43 +89,44 @@ class LookAheadTest : public testing::Test {
   std::unique_ptr<FutureKeys> future_;
 };
 
-TEST_F(LookAheadTest, KnowsWhatComesAsFarAsItLooks) {
-  const std::unique_ptr<LookAhead> look_ahead = Make();
+TEST_F(LookAheadTest, KnowsWhatComesAsFarAsThereIsRoom) {
+  constexpr std::uint64_t kBytes = std::uint64_t{5} << 17;  // Of 245,760 keys.
+  const std::uint64_t known = RoomFrom(10 * kMinibatch, kBytes);
+  EXPECT_GT(known, 50'000u);
+  EXPECT_LT(known, data_.rows - 20'000) << "less than the log";
+  Make(kBytes);
+  const std::unique_ptr<LookAhead> look_ahead = MakeLookAhead();
   EXPECT_FALSE(look_ahead->begun());
-  look_ahead->Begin(At(10 * kMinibatch), 10'000);
+  look_ahead->Begin(At(10 * kMinibatch));
   EXPECT_TRUE(look_ahead->begun());
-  const std::uint64_t most = 30'000;  // Three times what filled memory.
-  Await([&] { return look_ahead->examples_ahead() + kTick > most; });
-  EXPECT_LE(look_ahead->examples_ahead(), most);
-  const std::vector<Key> soon = KeysOf(10 * kMinibatch, 20'000 / kMinibatch * kMinibatch);
-  EXPECT_EQ(CountComing(soon), soon.size());
-  const std::vector<Key> late = KeysOf(70'000 / kMinibatch * kMinibatch, 10 * kMinibatch);
-  EXPECT_LT(CountComing(late), late.size() / 2) << "few keys are asked for by all";
+  Await([&] { return look_ahead->examples_ahead() == known; });
+  const std::vector<Key> late = KeysOf(60 * kMinibatch, 40 * kMinibatch);
+  EXPECT_GE(CountKnown(late), late.size() * 93 / 100);
   // Training goes on: what only it asked for is forgotten, and more is known.
-  look_ahead->SetPlanned(At(60 * kMinibatch), kRoom);
-  look_ahead->SetPlanned(At(100 * kMinibatch), kRoom);
-  Await([&] { return look_ahead->examples_ahead() + kTick > most; });
-  EXPECT_GT(CountComing(late), late.size() / 2);
+  const std::vector<Key> latest = KeysOf((known + 20'000) / kMinibatch * kMinibatch, kMinibatch);
+  EXPECT_LT(CountKnown(latest), latest.size() / 2);
+  look_ahead->SetPlanned(At(100 * kMinibatch));
+  Await([&] { return CountKnown(latest) > latest.size() * 9 / 10; });
   const std::vector<Key> past = KeysOf(20 * kMinibatch, 10 * kMinibatch);
-  EXPECT_LT(CountComing(past), past.size() / 2);
+  EXPECT_LT(CountKnown(past), past.size() / 2);
   look_ahead->Stop();
   EXPECT_GT(look_ahead->examples_ahead(), 0u);
 }
 
 TEST_F(LookAheadTest, EndsWithTheLogAndWithoutBeingUsed) {
-  const std::unique_ptr<LookAhead> look_ahead = Make();
-  look_ahead->Begin(At(0), 1'000'000);
+  const std::unique_ptr<LookAhead> look_ahead = MakeLookAhead();
+  look_ahead->Begin(At(0));
   Await([&] { return look_ahead->examples_ahead() == data_.rows; });
-  look_ahead->SetPlanned(At(data_.rows), kRoom);
+  look_ahead->SetPlanned(At(data_.rows));
   EXPECT_EQ(look_ahead->examples_ahead(), 0u);
-  Make();                           // Never begins.
-  Make()->Begin(At(0), 1'000'000);  // Ends in the midst.
+  MakeLookAhead();                // Never begins.
+  MakeLookAhead()->Begin(At(0));  // Ends in the midst.
 }
 
 TEST_F(LookAheadTest, ALogThatIsNotThereEndsNothingElse) {
   LookAhead look_ahead([] { return NotFoundError("no such log"); }, kMinibatch, future_.get());
-  look_ahead.Begin(At(0), 1000);
-  look_ahead.SetPlanned(At(kMinibatch), kRoom);
+  look_ahead.Begin(At(0));
+  look_ahead.SetPlanned(At(kMinibatch));
   look_ahead.Stop();
   EXPECT_EQ(future_->coming(), 0u);
 }

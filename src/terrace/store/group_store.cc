@@ -283,15 +283,12 @@ void GroupStore::Learn(std::span<const BlockKeys> blocks, std::span<const std::u
 
 Status GroupStore::ForEachRow(std::uint64_t buffer_bytes,
                               const std::function<Status(const RowView&)>& visit) {
-  std::uint64_t least_hash = 0;
   return inner_->ForEachRow(buffer_bytes, [&](const RowView& row) -> Status {
-    TERRACE_ASSIGN_OR_RETURN(const BlockView block,
-                             ParseBlock(row.row, std::max(least_hash, MixKey(row.key))));
+    TERRACE_ASSIGN_OR_RETURN(const BlockView block, ParseBlock(row.row, MixKey(row.key)));
     for (std::uint32_t i = 0; i < block.size(); ++i) {
       RowView view;
       view.key = block.key(i);
       view.row = {block.row(i), layout_.row_bytes};
-      least_hash = block.hash(i) + 1;
       TERRACE_RETURN_IF_ERROR(visit(view));
     }
     return OkStatus();

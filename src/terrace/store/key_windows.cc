@@ -308,6 +308,7 @@ Status KeyWindows::Take(std::uint32_t source, std::uint64_t limit) {
   constexpr std::uint64_t kStep = 8;  // Hashes that the processor mixes side by side.
   Run& run = runs_[source];
   const KeyRounds::Piece& piece = rounds_->now_->pieces[source];
+  const KeySection& section = rounds_->sections_[source];
   std::uint32_t* const counts = places_.data();
   const int lead = 64 - window_bits_, rest = 64 - bucket_bits_;
   // The least that the next hash may be; 0 after the greatest one.
@@ -331,7 +332,13 @@ Status KeyWindows::Take(std::uint32_t source, std::uint64_t limit) {
         more = false;
         break;
       }
-      taken[count++] = KeyVersion::Of(hash, source, i, piece.At(i).version);
+      const std::uint64_t version = piece.At(i).version;
+      if (RowOfEntry(section.version, i, version) >= section.entries) [[unlikely]] {
+        return CorruptionError(fmt::format("{}: the key at offset {} is of no record",
+                                           section.file->path(),
+                                           section.offset + i * kKeyEntryBytes));
+      }
+      taken[count++] = KeyVersion::Of(hash, source, i, version);
       ++counts[hash << lead >> rest];
       least = hash + 1;
     }

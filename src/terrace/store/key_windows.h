@@ -27,6 +27,7 @@ struct KeySection {
   File* file = nullptr;  // Borrowed.
   std::uint64_t offset = 0;
   std::uint64_t entries = 0;  // 1 to kMaxRowsPerFile.
+  std::uint32_t version = kParameterFileVersion;
 };
 
 // One entry of one section. Equal hashes are ordered by `origin`, which is by their sections.
@@ -34,17 +35,15 @@ struct KeyVersion {
   std::uint64_t hash;
   std::uint64_t origin;
 
-  static KeyVersion Of(std::uint64_t hash, std::uint64_t source, std::uint64_t row,
+  static KeyVersion Of(std::uint64_t hash, std::uint64_t source, std::uint64_t entry,
                        std::uint64_t version) {
-    return {hash, source << (kRowBits + 1) | row << 1 | version >> 63};
+    return {hash, source << (kRowBits + 1) | entry << 1 | version >> 63};
   }
   std::uint32_t source() const { return static_cast<std::uint32_t>(origin >> (kRowBits + 1)); }
-  std::uint32_t row() const {  // Of its section.
+  std::uint32_t entry() const {  // Of its section.
     return static_cast<std::uint32_t>(origin >> 1 & (kMaxRowsPerFile - 1));
   }
   bool deletion() const { return (origin & 1) != 0; }
-  // Of its row, where sections have the numbers of their files' slots.
-  Place place() const { return origin >> 1; }
 };
 
 class KeyRounds {
@@ -72,9 +71,15 @@ class KeyRounds {
   std::size_t sources() const { return sections_.size(); }
   std::uint64_t entries() const { return entries_; }  // Of all sections.
   std::uint64_t bytes_read() const { return bytes_read_; }
-  // Of a version of the round.
+  // Of a version of the round: its entry's, and where its record lies, if sections have the numbers
+  // of their files' slots.
   std::uint64_t VersionOf(const KeyVersion& version) const {
-    return now_->pieces[version.source()].At(version.row()).version;
+    return now_->pieces[version.source()].At(version.entry()).version;
+  }
+  Place PlaceOf(const KeyVersion& version) const {
+    const std::uint32_t source = version.source();
+    return MakePlace(source,
+                     RowOfEntry(sections_[source].version, version.entry(), VersionOf(version)));
   }
 
  private:
@@ -136,7 +141,8 @@ class KeyWindows {
   void Start(std::uint64_t first, std::uint64_t last);
   bool done() const { return done_; }
   // The versions of the next window, perhaps none, sorted by hash, equal hashes by source; none are
-  // split from their like. Valid until the next call. kCorruption: a section is not sorted.
+  // split from their like. Valid until the next call. kCorruption: a section is not sorted, or has
+  // an entry of a record that is not there.
   // REQUIRES: !done().
   Result<std::span<const KeyVersion>> Next();
   // The last hash of that window.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
 #include "terrace/io/testing/memory_file_system.h"
+#include "terrace/io/testing/test_data.h"
 
 namespace terrace {
 namespace {
@@ -26,6 +28,17 @@ class Sections {
       const std::uint64_t version = entries.size() + 1;
       entries.push_back({UnmixKey(hash), version % 7 == 0 ? version | kDeletionBit : version});
     }
+    // Sections of files of version 1 among them, whose entries do not say of which record they are.
+    const std::uint32_t format = sections_.size() % 3 == 2 ? 1 : kParameterFileVersion;
+    std::vector<std::uint32_t> rows(entries.size());
+    std::iota(rows.begin(), rows.end(), 0);
+    if (format > 1) {
+      for (std::size_t i = rows.size(); i > 1; --i) std::swap(rows[i - 1], rows[rng_.Below(i)]);
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        entries[i].version |= std::uint64_t{rows[i]} << kSequenceBits;
+      }
+    }
+    rows_.push_back(std::move(rows));
     std::vector<std::byte> bytes(AlignUp(entries.size() * sizeof(KeyEntry), kBlockBytes));
     std::memcpy(bytes.data(), entries.data(), entries.size() * sizeof(KeyEntry));
     const std::string path = "/section" + std::to_string(sections_.size());
@@ -33,7 +46,7 @@ class Sections {
     ASSERT_TRUE(file.ok()) << file.status().ToString();
     ASSERT_TRUE((*file)->WriteAt(0, bytes).ok());
     files_.push_back(std::move(file).value());
-    sections_.push_back({files_.back().get(), 0, entries.size()});
+    sections_.push_back({files_.back().get(), 0, entries.size(), format});
     bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
   }
 
@@ -41,6 +54,7 @@ class Sections {
     Status status;
     std::vector<KeyVersion> versions;  // All that come out, windows put together.
     std::vector<std::uint64_t> of_version;
+    std::vector<Place> places;
     std::uint64_t rounds = 0, split_rounds = 0;  // That end within a grain.
     std::vector<std::byte> bytes;                // Section by section.
   };
@@ -60,6 +74,8 @@ class Sections {
   }
   const std::vector<std::byte>& bytes() const { return bytes_; }
   std::size_t size() const { return sections_.size(); }
+  // The records that a section's entries are of.
+  const std::vector<std::uint32_t>& rows(std::size_t section) const { return rows_[section]; }
 
  private:
   Status WalkRounds(KeyRounds* rounds, std::uint64_t grain, std::uint64_t parts,
@@ -97,7 +113,10 @@ class Sections {
       EXPECT_TRUE(all.empty() || all.back().hash < window.front().hash) << "split from its like";
       EXPECT_LE(window.back().hash, windows->end());
       all.insert(all.end(), window.begin(), window.end());
-      for (const KeyVersion& v : window) walked->of_version.push_back(rounds.VersionOf(v));
+      for (const KeyVersion& v : window) {
+        walked->of_version.push_back(rounds.VersionOf(v));
+        walked->places.push_back(rounds.PlaceOf(v));
+      }
     }
     return OkStatus();
   }
@@ -106,6 +125,8 @@ class Sections {
   std::vector<std::unique_ptr<File>> files_;
   std::vector<KeySection> sections_;
   std::vector<std::byte> bytes_;
+  std::vector<std::vector<std::uint32_t>> rows_;
+  Rng rng_{99};
 };
 
 using Version = std::tuple<std::uint64_t, std::uint32_t, std::uint64_t, std::uint32_t, bool>;
@@ -114,7 +135,10 @@ std::vector<Version> VersionsOf(const Sections::Walked& walked) {
   std::vector<Version> all;
   for (std::size_t i = 0; i < walked.versions.size(); ++i) {
     const KeyVersion& v = walked.versions[i];
-    all.push_back({v.hash, v.source(), SequenceOf(walked.of_version[i]), v.row(), v.deletion()});
+    const Place place = walked.places[i];
+    EXPECT_EQ(SlotOfPlace(place), v.source());
+    all.push_back(
+        {v.hash, v.source(), SequenceOf(walked.of_version[i]), RowOfPlace(place), v.deletion()});
   }
   return all;
 }
@@ -134,8 +158,8 @@ testing::AssertionResult MergesRight(std::uint64_t seed, std::uint64_t base, int
     std::sort(hashes.begin(), hashes.end());
     hashes.erase(std::unique(hashes.begin(), hashes.end()), hashes.end());
     sections.Add(hashes);
-    for (std::uint32_t row = 0; row < hashes.size(); ++row) {
-      expected.push_back({hashes[row], source, row + 1, row, (row + 1) % 7 == 0});
+    for (std::uint32_t i = 0; i < hashes.size(); ++i) {
+      expected.push_back({hashes[i], source, i + 1, sections.rows(source)[i], (i + 1) % 7 == 0});
     }
   }
   std::sort(expected.begin(), expected.end());
@@ -228,6 +252,31 @@ TEST(KeyWindows, ManySectionsInSmallBuffers) {
   EXPECT_EQ(walked.versions.size(), kSections * kCount);
   EXPECT_EQ(walked.bytes, sections.bytes());
   EXPECT_LE(walked.rounds, 2 * kCount * sizeof(KeyEntry) / kBlockBytes);
+}
+
+TEST(KeyWindows, AnEntryOfARecordThatIsNotThere) {
+  for (const std::uint64_t row : {std::uint64_t{9}, std::uint64_t{10}, kMaxRowsPerFile - 1}) {
+    MemoryFileSystem fs;
+    std::vector<KeyEntry> entries(kBlockBytes / sizeof(KeyEntry));
+    for (std::uint64_t i = 0; i < 10; ++i) entries[i] = {UnmixKey(i + 1), 1 | i << kSequenceBits};
+    entries[4].version = 1 | row << kSequenceBits;
+    auto file = fs.Open("/section", OpenMode::kCreate);
+    TERRACE_ASSERT_OK(file);
+    TERRACE_ASSERT_OK((*file)->WriteAt(0, std::as_bytes(std::span(entries))));
+    auto queue = fs.NewReadQueue({});
+    TERRACE_ASSERT_OK(queue);
+    const KeySection section{file->get(), 0, 10};
+    auto rounds = KeyRounds::Create(queue->get(), {&section, 1}, 0, kGrain);
+    TERRACE_ASSERT_OK(rounds);
+    TERRACE_ASSERT_OK((*rounds)->Next());
+    KeyWindows windows(rounds->get());
+    windows.Start((*rounds)->first(), (*rounds)->last());
+    Status status;
+    while (!windows.done() && status.ok()) status = windows.Next().status();
+    EXPECT_EQ(status.code(), row < 10 ? StatusCode::kOk : StatusCode::kCorruption)
+        << status.ToString();
+    EXPECT_EQ(status.message().find("offset 64") != std::string::npos, row >= 10);
+  }
 }
 
 TEST(KeyWindows, SectionsThatAreNotSorted) {

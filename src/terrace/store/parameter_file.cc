@@ -11,6 +11,7 @@
 #include "terrace/base/check.h"
 #include "terrace/base/rng.h"
 #include "terrace/io/framed_file.h"
+#include "terrace/store/radix_sort.h"
 
 namespace terrace {
 namespace {
@@ -165,8 +166,7 @@ Status SumRange(File* file, std::uint64_t begin, std::uint64_t end, std::span<st
 }
 
 ParameterFileWriter::ParameterFileWriter(std::unique_ptr<File> file, const RecordLayout& layout,
-                                         std::uint64_t file_id, std::vector<KeyEntry>* keys,
-                                         WriteRing* ring)
+                                         std::uint64_t file_id, KeyEntries* keys, WriteRing* ring)
     : file_(std::move(file)),
       layout_(layout),
       seed_(layout.CheckSeed(file_id)),
@@ -176,7 +176,7 @@ ParameterFileWriter::ParameterFileWriter(std::unique_ptr<File> file, const Recor
       record_(layout.record_bytes),
       section_(std::make_unique<RunningChecksum>()) {
   TERRACE_CHECK(buffer_.size() >= kBlockBytes && buffer_.size() % kBlockBytes == 0);
-  keys_.clear();
+  keys_.entries.clear();
   info_.id = file_id;
   HeaderBlock header{};
   std::memcpy(header.magic, kHeaderMagic, 8);
@@ -232,13 +232,17 @@ Status ParameterFileWriter::AppendZeros(std::uint64_t bytes) {
 
 Status ParameterFileWriter::Add(Key key, std::uint64_t version,
                                 std::span<const std::byte> payload) {
-  TERRACE_DCHECK(keys_.empty() || MixKey(keys_.back().key) < MixKey(key));
+  const std::uint64_t row = rows();
+  TERRACE_DCHECK(row < kMaxRowsPerFile);
+  const std::uint64_t hash = MixKey(key);
+  sorted_ &= row == 0 || last_hash_ < hash;
+  last_hash_ = hash;
   const std::uint64_t sequence = SequenceOf(version);
-  if (keys_.empty()) info_.min_sequence = info_.max_sequence = sequence;
+  if (row == 0) info_.min_sequence = info_.max_sequence = sequence;
   info_.min_sequence = std::min(info_.min_sequence, sequence);
   info_.max_sequence = std::max(info_.max_sequence, sequence);
   if (IsDeletion(version)) ++info_.deletions;
-  keys_.push_back({key, version});
+  keys_.entries.push_back({key, version | row << kSequenceBits});
   const bool fits = buffer_.size() - fill_ > layout_.record_bytes;
   std::byte* record = fits ? buffer_.data() + fill_ : record_.data();
   RecordHead head;
@@ -256,14 +260,18 @@ Status ParameterFileWriter::Add(Key key, std::uint64_t version,
 }
 
 Result<ParameterFileInfo> ParameterFileWriter::Finish() {
-  info_.rows = keys_.size();
+  info_.rows = rows();
+  if (!sorted_) {
+    SortSpread(&keys_.entries, &keys_.spare, 64,
+               [](const KeyEntry& entry) { return MixKey(entry.key); });
+  }
   info_.keys_offset = layout_.KeysOffset(info_.rows);
   info_.bytes = layout_.FileBytes(info_.rows);
   TERRACE_RETURN_IF_ERROR(AppendZeros(info_.keys_offset - (offset_ + fill_)));
   HashPending();
   info_.records_checksum = section_->Digest();
   section_ = std::make_unique<RunningChecksum>();
-  TERRACE_RETURN_IF_ERROR(Append(std::as_bytes(std::span(keys_))));
+  TERRACE_RETURN_IF_ERROR(Append(std::as_bytes(std::span(keys_.entries))));
   TERRACE_RETURN_IF_ERROR(AppendZeros(info_.bytes - kBlockBytes - (offset_ + fill_)));
   HashPending();
   info_.keys_checksum = section_->Digest();
@@ -314,6 +322,7 @@ Result<ParameterFileInfo> ReadFooter(File* file, std::uint64_t bytes, std::uint6
   std::memcpy(&footer, block.data(), sizeof footer);
   TERRACE_RETURN_IF_ERROR(CheckIdentity(footer, id, layout, path));
   info.id = id;
+  info.version = footer.version;
   info.bytes = size;
   info.rows = footer.rows;
   info.deletions = footer.deletions;
@@ -323,7 +332,7 @@ Result<ParameterFileInfo> ReadFooter(File* file, std::uint64_t bytes, std::uint6
   info.records_checksum = footer.records_checksum;
   info.keys_checksum = footer.keys_checksum;
   info.header_checksum = footer.header_checksum;
-  if (info.rows == 0 || info.rows > (std::uint64_t{1} << 20) || info.deletions > info.rows ||
+  if (info.rows == 0 || info.rows > kMaxRowsPerFile || info.deletions > info.rows ||
       info.min_sequence > info.max_sequence || info.max_sequence > kMaxSequence ||
       info.keys_offset != layout.KeysOffset(info.rows) || size != layout.FileBytes(info.rows) ||
       footer.file_bytes != size) {
@@ -331,6 +340,12 @@ Result<ParameterFileInfo> ReadFooter(File* file, std::uint64_t bytes, std::uint6
         fmt::format("{}: the footer at offset {} contradicts itself", path, offset));
   }
   return info;
+}
+
+std::uint32_t HeaderVersion(std::span<const std::byte> block) {
+  std::uint32_t version;
+  std::memcpy(&version, block.data() + offsetof(HeaderBlock, version), sizeof version);
+  return version;
 }
 
 Status CheckHeader(std::span<const std::byte> block, const std::string& path,

@@ -1,6 +1,6 @@
 // Parameter file: the immutable file of rows (docs/formats/parameter_file.md): a header block,
-// records in the order of MixKey(key), the same keys alone, a footer block. Threads: a writer is
-// one thread's; an open file is read by any.
+// records in any order, their keys alone in the order of MixKey(key), a footer block. Threads: a
+// writer is one thread's; an open file is read by any.
 #pragma once
 
 #include <array>
@@ -16,19 +16,23 @@
 #include "terrace/base/status.h"
 #include "terrace/io/file_system.h"
 #include "terrace/io/write_queue.h"
+#include "terrace/store/index.h"
 
 namespace terrace {
 
-inline constexpr std::uint32_t kParameterFileVersion = 1;
+inline constexpr std::uint32_t kParameterFileVersion = 2;
 inline constexpr std::uint64_t kBlockBytes = kDirectIoAlignment;
 inline constexpr std::uint64_t kRecordHeadBytes = 24;  // Check, key, version.
 inline constexpr std::uint64_t kKeyEntryBytes = 16;
 // A row longer than this is no embedding; it bounds the least buffer.
 inline constexpr std::uint32_t kMaxRowBytes = 256 << 10;
 
-// Age and kind of a record in one word: the sequence in 56 bits, a deletion in bit 63.
+// Age and kind of a record in one word: the sequence in 36 bits, a deletion in bit 63. In an entry
+// of the key section the record's number stands between them, except in files of version 1.
 inline constexpr std::uint64_t kDeletionBit = std::uint64_t{1} << 63;
-inline constexpr std::uint64_t kMaxSequence = (std::uint64_t{1} << 56) - 1;
+inline constexpr int kSequenceBits = 36;
+inline constexpr std::uint64_t kMaxSequence = (std::uint64_t{1} << kSequenceBits) - 1;
+inline constexpr std::uint64_t kEntryRowMask = (kMaxRowsPerFile - 1) << kSequenceBits;
 constexpr std::uint64_t SequenceOf(std::uint64_t version) { return version & kMaxSequence; }
 constexpr bool IsDeletion(std::uint64_t version) { return (version & kDeletionBit) != 0; }
 
@@ -65,9 +69,21 @@ struct KeyEntry {
 };
 static_assert(sizeof(KeyEntry) == kKeyEntryBytes);
 
+// In a file of version 1 entry i is that of record i.
+constexpr bool EntriesHaveRows(std::uint32_t file_version) { return file_version > 1; }
+// Which record entry `i` of a file of such a version is of, and that record's version.
+constexpr std::uint64_t RowOfEntry(std::uint32_t file_version, std::uint64_t i,
+                                   std::uint64_t entry_version) {
+  return EntriesHaveRows(file_version) ? (entry_version & kEntryRowMask) >> kSequenceBits : i;
+}
+constexpr std::uint64_t VersionOfEntry(std::uint32_t file_version, std::uint64_t entry_version) {
+  return EntriesHaveRows(file_version) ? entry_version & ~kEntryRowMask : entry_version;
+}
+
 // What a file is, as its footer says.
 struct ParameterFileInfo {
   std::uint64_t id = 0;
+  std::uint32_t version = kParameterFileVersion;
   std::uint64_t bytes = 0;
   std::uint64_t rows = 0;
   std::uint64_t deletions = 0;
@@ -114,6 +130,11 @@ class RunningChecksum {
 Status SumRange(File* file, std::uint64_t begin, std::uint64_t end, std::span<std::byte> buffer,
                 RunningChecksum* sum);
 
+// The entries of a file in the making, and what sorts them.
+struct KeyEntries {
+  std::vector<KeyEntry> entries, spare;
+};
+
 // Writes one file in one sequential pass of whole buffers. Add and Finish return the first failure
 // that is known by then.
 class ParameterFileWriter {
@@ -122,12 +143,12 @@ class ParameterFileWriter {
   // its memory serves the next file. `ring`: aligned, its grain a block. Both are borrowed until
   // destruction.
   ParameterFileWriter(std::unique_ptr<File> file, const RecordLayout& layout, std::uint64_t file_id,
-                      std::vector<KeyEntry>* keys, WriteRing* ring);
+                      KeyEntries* keys, WriteRing* ring);
   ~ParameterFileWriter();  // Of a file that was not taken: waits for what is being written.
-  // REQUIRES: keys in strictly ascending order of MixKey; payload of row_bytes, or empty for a
-  // deletion.
+  // Its row is rows(). REQUIRES: no two of a key, at most kMaxRowsPerFile; payload of row_bytes, or
+  // empty for a deletion.
   Status Add(Key key, std::uint64_t version, std::span<const std::byte> payload);
-  std::uint64_t rows() const { return keys_.size(); }
+  std::uint64_t rows() const { return keys_.entries.size(); }
   // Writes what is left, key section and footer, and cuts off what an overwritten file had behind
   // them. The file is whole once the ring has been awaited, not yet durable.
   Result<ParameterFileInfo> Finish();
@@ -147,7 +168,9 @@ class ParameterFileWriter {
   WriteRing* const ring_;
   std::span<std::byte> buffer_;  // The part that is filled.
   ParameterFileInfo info_;
-  std::vector<KeyEntry>& keys_;
+  KeyEntries& keys_;
+  std::uint64_t last_hash_ = 0;
+  bool sorted_ = true;  // So far the keys came in their order.
   std::vector<std::byte> record_;
   std::unique_ptr<RunningChecksum> section_;
   std::uint64_t offset_ = 0;  // In the file, of the buffer's first byte.
@@ -159,6 +182,8 @@ class ParameterFileWriter {
 // kInvalidArgument: a newer format, another table, shard or row length.
 Result<ParameterFileInfo> ReadFooter(File* file, std::uint64_t bytes, std::uint64_t id,
                                      const RecordLayout& layout);
+// Of a header block that holds.
+std::uint32_t HeaderVersion(std::span<const std::byte> block);
 // Checks the header block, likewise.
 Status CheckHeader(std::span<const std::byte> block, const std::string& path,
                    const ParameterFileInfo& info, const RecordLayout& layout);

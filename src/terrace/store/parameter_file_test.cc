@@ -55,7 +55,7 @@ struct Writer {
 
   const RecordLayout layout;
   HugeBuffer buffer;
-  std::vector<KeyEntry> keys;
+  KeyEntries keys;
   std::optional<WriteRing> ring;
   std::unique_ptr<ParameterFileWriter> writer;
 };
@@ -77,6 +77,36 @@ TEST(ParameterFileWriter, QueueChangesNoByte) {
         files[queued ? 1 : 0] = *content;
       }
       EXPECT_TRUE(files[0] == files[1]);
+    }
+  }
+}
+
+// Records stand as they were added, their keys in order, each with the number of its record.
+TEST(ParameterFileWriter, KeysAreSortedWhateverTheOrderOfRecords) {
+  for (const std::size_t rows : {1, 2, 31, 5000}) {
+    SCOPED_TRACE(std::to_string(rows) + " rows");
+    MemoryFileSystem fs;
+    Writer writer(&fs, 4 * kBlockBytes, nullptr);
+    std::vector<Key> keys = SortedKeys(rows);
+    Rng rng(rows);
+    for (std::size_t i = keys.size(); i > 1; --i) std::swap(keys[i - 1], keys[rng.Below(i)]);
+    const auto info = writer.WriteAll(keys);
+    TERRACE_ASSERT_OK(info);
+    const std::string file = *ReadFileToString(&fs, kPath);
+    for (std::size_t row = 0; row < rows; ++row) {
+      const std::byte* record =
+          reinterpret_cast<const std::byte*>(file.data()) + writer.layout.RecordOffset(row);
+      EXPECT_EQ(HeadOf(record).key, keys[row]);
+      EXPECT_EQ(HeadOf(record).version, 9u);
+    }
+    const std::vector<Key> sorted = SortedKeys(rows);
+    for (std::size_t i = 0; i < rows; ++i) {
+      KeyEntry entry;
+      std::memcpy(&entry, file.data() + info->keys_offset + i * sizeof entry, sizeof entry);
+      EXPECT_EQ(entry.key, sorted[i]);
+      EXPECT_EQ(SequenceOf(entry.version), 9u);
+      EXPECT_EQ(keys[RowOfEntry(info->version, i, entry.version)], entry.key);
+      EXPECT_EQ(VersionOfEntry(info->version, entry.version), 9u);
     }
   }
 }

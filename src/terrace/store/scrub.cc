@@ -124,9 +124,54 @@ class SalvageSection {
   std::string unreadable_why_;
 };
 
-bool IsPossible(const KeyEntry& entry, std::uint64_t most_sequence) {
-  return (entry.version & ~(kDeletionBit | kMaxSequence)) == 0 && SequenceOf(entry.version) > 0 &&
-         SequenceOf(entry.version) <= most_sequence;
+// The entries of a key section, all of them, and which record each is of.
+class KeyTable {
+ public:
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+
+  // version: of the format; nothing where the file no longer tells.
+  KeyTable(File* disk, std::uint64_t offset, std::uint64_t rows,
+           std::optional<std::uint32_t> version, std::span<std::byte> buffer, Findings* findings)
+      : entries_(rows), of_row_(rows, kNone) {
+    SalvageSection section(disk, offset, kKeyEntryBytes, rows, buffer, findings);
+    std::uint64_t row_bits = 0;
+    for (KeyEntry& entry : entries_) {
+      std::memcpy(&entry, section.Next(), sizeof entry);
+      row_bits |= entry.version & kEntryRowMask;
+    }
+    checksum_ = section.Finish();
+    version_ = version.value_or(row_bits != 0 ? kParameterFileVersion : 1);
+    std::vector<bool> claimed(rows);
+    for (std::uint32_t i = 0; i < rows; ++i) {
+      const std::uint64_t row = RowOfEntry(version_, i, entries_[i].version);
+      if (row >= rows) continue;
+      // Of two that say so at least one is damaged.
+      of_row_[row] = claimed[row] ? kNone : i;
+      claimed[row] = true;
+    }
+  }
+
+  std::uint64_t checksum() const { return checksum_; }
+  std::uint32_t version() const { return version_; }
+  std::uint64_t size() const { return entries_.size(); }
+  // kNone: none that says so.
+  std::uint32_t EntryOf(std::uint64_t row) const { return of_row_[row]; }
+  Key key(std::uint32_t i) const { return entries_[i].key; }
+  // Of the record.
+  std::uint64_t record_version(std::uint32_t i) const {
+    return VersionOfEntry(version_, entries_[i].version);
+  }
+
+ private:
+  std::vector<KeyEntry> entries_;
+  std::vector<std::uint32_t> of_row_;
+  std::uint64_t checksum_ = 0;
+  std::uint32_t version_ = 0;
+};
+
+bool IsPossible(std::uint64_t version, std::uint64_t most_sequence) {
+  return (version & ~(kDeletionBit | kMaxSequence)) == 0 && SequenceOf(version) > 0 &&
+         SequenceOf(version) <= most_sequence;
 }
 
 // Damaged records side by side make one finding.
@@ -152,29 +197,66 @@ class DamagedStretch {
   std::uint64_t offset_ = 0, records_ = 0;
 };
 
-struct WalkSums {
-  std::uint64_t records = 0, keys = 0;
+struct WalkResult {
+  std::uint64_t records_checksum = 0;
+  std::vector<UnknownRecords> unknown;
 };
 
-// Tells each record apart. kCorruption: whole records out of order, which no damage explains.
-Result<WalkSums> Walk(File* disk, const ScrubOptions& options, const FileScrub& scrub,
-                      ScrubBuffers* buffers, Findings* findings,
-                      const std::function<Status(const SalvagedRecord&)>& visit) {
+// Where the records that nothing tells the keys of lie. known: by entry, whether it is of a record
+// whose key is known; strays: the hashes of records whose entries are damaged, sorted. kCorruption:
+// entries out of order, which no damage explains.
+Result<std::vector<UnknownRecords>> FindUnknown(const KeyTable& table,
+                                                const std::vector<bool>& known,
+                                                const std::vector<std::uint64_t>& strays,
+                                                const std::string& path,
+                                                std::uint64_t keys_offset) {
+  std::vector<UnknownRecords> unknown;
+  std::uint64_t open = 0, least = 0;
+  bool first = true;
+  const auto close = [&](std::uint64_t most) {
+    const auto begin = std::lower_bound(strays.begin(), strays.end(), least);
+    const auto end = std::upper_bound(strays.begin(), strays.end(), most);
+    const auto here = static_cast<std::uint64_t>(std::max<std::ptrdiff_t>(0, end - begin));
+    if (open > here) unknown.push_back({open - here, least, most});
+    open = 0;
+  };
+  for (std::uint32_t i = 0; i < table.size(); ++i) {
+    if (!known[i]) {
+      ++open;
+      continue;
+    }
+    const std::uint64_t hash = MixKey(table.key(i));
+    if (!first && hash < least) {
+      return CorruptionError(fmt::format("{}: the keys at offset {} are out of order", path,
+                                         keys_offset + i * kKeyEntryBytes));
+    }
+    if (open > 0) close(hash - 1);
+    least = hash + 1;
+    first = false;
+  }
+  if (open > 0) close(~std::uint64_t{0});
+  return unknown;
+}
+
+// Tells each record apart.
+Result<WalkResult> Walk(File* disk, const ScrubOptions& options, const FileScrub& scrub,
+                        const KeyTable& table, ScrubBuffers* buffers, Findings* findings,
+                        const std::function<Status(const SalvagedRecord&)>& visit) {
   const RecordLayout& layout = options.layout;
   const std::uint64_t seed = layout.CheckSeed(scrub.file.id);
   const std::uint64_t keys_offset = layout.KeysOffset(scrub.file.rows);
   SalvageSection records(disk, kBlockBytes, layout.record_bytes, scrub.file.rows,
                          buffers->records(), findings);
-  SalvageSection keys(disk, keys_offset, kKeyEntryBytes, scrub.file.rows, buffers->keys(),
-                      findings);
   DamagedStretch stretch(findings);
-  std::optional<std::uint64_t> previous;  // Hash of the last record whose key is known.
+  std::vector<bool> known(table.size());
+  std::vector<std::uint64_t> strays;
   for (std::uint64_t row = 0; row < scrub.file.rows; ++row) {
     const std::byte* record = records.Next();
-    KeyEntry entry;
-    std::memcpy(&entry, keys.Next(), sizeof entry);
     const RecordHead head = HeadOf(record);
     const std::uint64_t offset = layout.RecordOffset(row);
+    const std::uint32_t entry = table.EntryOf(row);
+    const bool agree = entry != KeyTable::kNone && head.key == table.key(entry) &&
+                       head.version == table.record_version(entry);
     SalvagedRecord salvaged;
     if (head.check == RecordCheck(record, layout.record_bytes, seed)) {
       stretch.End();
@@ -184,46 +266,48 @@ Result<WalkSums> Walk(File* disk, const ScrubOptions& options, const FileScrub& 
       if (!IsDeletion(head.version)) {
         salvaged.payload = std::span(record + kRecordHeadBytes, layout.row_bytes);
       }
-      if (entry.key != head.key || entry.version != head.version) {
-        findings->Add(keys_offset + row * kKeyEntryBytes,
-                      fmt::format("the key section says key {:#x}, version {:#x}; the record at "
-                                  "offset {} says key {:#x}, version {:#x}",
-                                  entry.key, entry.version, offset, head.key, head.version));
+      if (agree) {
+        known[entry] = true;
+      } else {
+        strays.push_back(MixKey(head.key));
+        findings->Add(keys_offset + (entry == KeyTable::kNone ? 0 : entry * kKeyEntryBytes),
+                      entry == KeyTable::kNone
+                          ? fmt::format("the key section does not say where key {:#x} is, which "
+                                        "the record at offset {} has",
+                                        head.key, offset)
+                          : fmt::format("the key section says key {:#x}, version {:#x}; the record "
+                                        "at offset {} says key {:#x}, version {:#x}",
+                                        table.key(entry), table.record_version(entry), offset,
+                                        head.key, head.version));
       }
     } else {
       stretch.Add(offset);
       // Two copies that were damaged and agree all the same do not exist.
-      const bool agree = head.key == entry.key && head.version == entry.version;
-      const bool in_order = !previous || MixKey(entry.key) > *previous;
-      if ((scrub.keys_hold || agree) && in_order && IsPossible(entry, scrub.most_sequence)) {
-        salvaged.state = IsDeletion(entry.version) ? SalvagedRecord::State::kWhole
-                                                   : SalvagedRecord::State::kLost;
-        salvaged.key = entry.key;
-        salvaged.version = entry.version;
+      if (entry != KeyTable::kNone && (scrub.keys_hold || agree) &&
+          IsPossible(table.record_version(entry), scrub.most_sequence)) {
+        salvaged.key = table.key(entry);
+        salvaged.version = table.record_version(entry);
+        salvaged.state = IsDeletion(salvaged.version) ? SalvagedRecord::State::kWhole
+                                                      : SalvagedRecord::State::kLost;
+        known[entry] = true;
       }
-    }
-    if (salvaged.state != SalvagedRecord::State::kUnknown) {
-      const std::uint64_t hash = MixKey(salvaged.key);
-      if (previous && hash <= *previous) {
-        findings->Add(offset, "the records are out of order");
-        return CorruptionError(
-            fmt::format("{}: the records at offset {} are out of order", scrub.path, offset));
-      }
-      previous = hash;
     }
     TERRACE_RETURN_IF_ERROR(visit(salvaged));
   }
   stretch.End();
-  WalkSums sums;
-  sums.records = records.Finish();
-  sums.keys = keys.Finish();
-  return sums;
+  WalkResult result;
+  result.records_checksum = records.Finish();
+  std::sort(strays.begin(), strays.end());
+  TERRACE_ASSIGN_OR_RETURN(result.unknown,
+                           FindUnknown(table, known, strays, scrub.path, keys_offset));
+  return result;
 }
 
 // Header and footer. Fills what of the scrub follows from them.
 struct Frame {
   bool footer_holds = false;
   ParameterFileInfo footer;
+  std::optional<std::uint32_t> version;  // Of the format, where one of them tells.
 };
 
 Frame ScrubFrame(File* disk, const ScrubOptions& options, FileScrub* scrub, ScrubBuffers* buffers,
@@ -241,6 +325,7 @@ Frame ScrubFrame(File* disk, const ScrubOptions& options, FileScrub* scrub, Scru
   } else {
     frame.footer_holds = true;
     frame.footer = *footer;
+    frame.version = footer->version;
     scrub->most_sequence = footer->max_sequence;
   }
   const std::span<std::byte> block = buffers->records().first(kBlockBytes);
@@ -257,37 +342,17 @@ Frame ScrubFrame(File* disk, const ScrubOptions& options, FileScrub* scrub, Scru
   if (const Status status = CheckHeader(block, scrub->path, info, options.layout); !status.ok()) {
     findings->Add(0, status.message());
     if (status.code() == StatusCode::kInvalidArgument) scrub->refused = status;
+  } else if (!frame.footer_holds) {
+    frame.version = HeaderVersion(block);
   }
   return frame;
 }
 
-// Whether the key section is as it was written; tells when it is not.
-bool ScrubKeys(File* disk, const Frame& frame, std::uint64_t keys_offset, std::uint64_t rows,
-               ScrubBuffers* buffers, Findings* findings) {
-  if (!frame.footer_holds) return false;
-  // What can't be read is told by the walk, which reads the section once more.
-  Findings nowhere(nullptr, disk->path());
-  SalvageSection keys(disk, keys_offset, kKeyEntryBytes, rows, buffers->keys(), &nowhere);
-  if (keys.Finish() == frame.footer.keys_checksum) return true;
-  findings->Add(keys_offset, "the key section fails its checksum");
-  return false;
-}
-
-// Counts what a walk finds, with the bounds of what is unknown.
+// Counts what a walk finds.
 class SalvageCount {
  public:
   explicit SalvageCount(FileScrub* scrub) : scrub_(scrub) {}
   void Add(const SalvagedRecord& record) {
-    if (record.state == SalvagedRecord::State::kUnknown) {
-      if (!open_) scrub_->unknown.push_back({0, next_hash_, ~std::uint64_t{0}});
-      open_ = true;
-      ++scrub_->unknown.back().rows;
-      return;
-    }
-    const std::uint64_t hash = MixKey(record.key);
-    if (open_) scrub_->unknown.back().most_hash = hash - 1;
-    open_ = false;
-    next_hash_ = hash + 1;
     if (record.state == SalvagedRecord::State::kWhole) ++scrub_->whole;
     if (record.state == SalvagedRecord::State::kLost) {
       scrub_->lost.push_back({record.key, record.version});
@@ -296,8 +361,6 @@ class SalvageCount {
 
  private:
   FileScrub* const scrub_;
-  std::uint64_t next_hash_ = 0;  // The least that the next record may have.
-  bool open_ = false;
 };
 
 Result<std::unique_ptr<File>> OpenForScrub(FileSystem* fs, const ScrubOptions& options,
@@ -345,16 +408,26 @@ FileScrub ScrubFile(FileSystem* fs, const ScrubOptions& options, const Manifest:
     return scrub;
   }
   const std::uint64_t keys_offset = options.layout.KeysOffset(file.rows);
-  scrub.keys_hold = ScrubKeys(disk->get(), frame, keys_offset, file.rows, buffers, &findings);
+  const KeyTable table(disk->get(), keys_offset, file.rows, frame.version, buffers->keys(),
+                       &findings);
+  scrub.version = table.version();
+  scrub.keys_hold = frame.footer_holds && table.checksum() == frame.footer.keys_checksum;
+  if (frame.footer_holds && !scrub.keys_hold) {
+    findings.Add(keys_offset, "the key section fails its checksum");
+  }
   SalvageCount count(&scrub);
-  const Result<WalkSums> sums =
-      Walk(disk->get(), options, scrub, buffers, &findings, [&](const SalvagedRecord& record) {
-        count.Add(record);
-        return OkStatus();
-      });
-  if (!sums.ok()) {
-    scrub.refused = sums.status();
-  } else if (frame.footer_holds && sums->records != frame.footer.records_checksum) {
+  Result<WalkResult> walk = Walk(disk->get(), options, scrub, table, buffers, &findings,
+                                 [&](const SalvagedRecord& record) {
+                                   count.Add(record);
+                                   return OkStatus();
+                                 });
+  if (!walk.ok()) {
+    findings.Add(keys_offset, walk.status().message());
+    scrub.refused = walk.status();
+    return scrub;
+  }
+  scrub.unknown = std::move(walk->unknown);
+  if (frame.footer_holds && walk->records_checksum != frame.footer.records_checksum) {
     findings.Add(kBlockBytes, "the records fail their common checksum");
   }
   return scrub;
@@ -369,11 +442,14 @@ Status WalkSalvaged(FileSystem* fs, const ScrubOptions& options, const FileScrub
   FileScrub again;
   SalvageCount count(&again);
   Findings nowhere(nullptr, scrub.path);
-  TERRACE_RETURN_IF_ERROR(
-      Walk(disk.get(), options, scrub, buffers, &nowhere, [&](const SalvagedRecord& record) {
-        count.Add(record);
-        return visit(record);
-      }).status());
+  const KeyTable table(disk.get(), options.layout.KeysOffset(scrub.file.rows), scrub.file.rows,
+                       scrub.version, buffers->keys(), &nowhere);
+  TERRACE_ASSIGN_OR_RETURN(WalkResult walk, Walk(disk.get(), options, scrub, table, buffers,
+                                                 &nowhere, [&](const SalvagedRecord& record) {
+                                                   count.Add(record);
+                                                   return visit(record);
+                                                 }));
+  again.unknown = std::move(walk.unknown);
   if (again.whole == scrub.whole && again.lost.size() == scrub.lost.size() &&
       again.unknown_rows() == scrub.unknown_rows()) {
     return OkStatus();

@@ -26,8 +26,8 @@ struct ScrubOptions {
   bool direct_io = true;
 };
 
-// Records side by side of which nothing tells the keys. By the order of the file, MixKey of each of
-// them lies in [least_hash, most_hash].
+// Records of which nothing tells the keys. By the order of the key section, MixKey of each of them
+// lies in [least_hash, most_hash].
 struct UnknownRecords {
   std::uint64_t rows = 0;
   std::uint64_t least_hash = 0;
@@ -44,8 +44,9 @@ struct FileScrub {
   Status refused;
   bool present = false;    // The records are those that the manifest names, damaged or not.
   bool keys_hold = false;  // The key section is as it was written.
-  std::uint64_t most_sequence = kMaxSequence;  // No record of the file is newer.
-  std::uint64_t whole = 0;                     // Records that can be copied.
+  std::uint32_t version = kParameterFileVersion;  // Of the file's format.
+  std::uint64_t most_sequence = kMaxSequence;     // No record of the file is newer.
+  std::uint64_t whole = 0;                        // Records that can be copied.
   // Records that fail their check and whose key and version the file still tells, in its order. A
   // deletion is whole when those are known.
   std::vector<KeyEntry> lost;
@@ -59,7 +60,8 @@ struct FileScrub {
   }
 };
 
-// The two buffers that scrubbing takes: one for records, one for keys.
+// The two buffers that scrubbing takes: one for records, one for keys. A walk also takes 40 bytes
+// for each record of its file at most.
 class ScrubBuffers {
  public:
   static Result<ScrubBuffers> Allocate(const RecordLayout& layout);

@@ -243,7 +243,8 @@ class Store {
   virtual Status Read(std::span<const Key> keys, std::span<std::byte* const> rows,
                       std::span<std::uint8_t> found, const std::atomic<bool>* stop = nullptr) = 0;
 
-  // Appends new versions of `keys` (distinct, any order) as one or more parameter files. On success
+  // Appends new versions of `keys` (distinct) as one or more parameter files, in which their rows
+  // lie in this order: those that will be read together are best given together. On success
   // Read sees them; they are durable after Commit. On error no key changed, and after a failed
   // write or sync the store is poisoned: Write, Erase and Commit fail until it is reopened. Blocks:
   // on writes, on the quota's back-pressure (compaction, old manifests). rows[i]: row_bytes().
@@ -271,9 +272,9 @@ class Store {
   // fine.
   virtual Status Drop(std::uint64_t id) = 0;
 
-  // Calls `visit` for each live row in the order of MixKey(key), in bounded memory (buffer_bytes
-  // for all files together). Checks every row it reads. For digest and export. Not beside
-  // Write on the same store.
+  // Calls `visit` for each live row, in the order in which they lie, through a buffer of
+  // buffer_bytes. Checks every row it reads. For digest and export. Not beside Write on the same
+  // store; compaction waits.
   virtual Status ForEachRow(std::uint64_t buffer_bytes,
                             const std::function<Status(const RowView&)>& visit) = 0;
 

@@ -8,7 +8,6 @@
 #include "terrace/base/check.h"
 #include "terrace/base/log.h"
 #include "terrace/base/sync_point.h"
-#include "terrace/store/merge.h"
 #include "terrace/store/store_impl.h"
 
 namespace terrace {
@@ -18,7 +17,7 @@ constexpr std::size_t kMoveBatch = 4096;
 // So many files of less than a quarter of the aimed size are merged: else flushes of few rows would
 // leave ever more files.
 constexpr std::size_t kMostSmallFiles = 16;
-// An input of a merge needs this much of the buffer, or its reads are too small for the disk.
+// An input needs this much of the buffer, or its reads are too small for the disk.
 constexpr std::uint64_t kLeastInputBytes = 64 << 10;
 
 }  // namespace
@@ -27,8 +26,8 @@ std::uint64_t StoreImpl::LeastFileRows() const {
   return options_.read_only ? ~std::uint64_t{0} : (rows_per_file_ + 3) / 4;
 }
 
-// One input: its records in order, and of those in memory which are the newest of their key.
-struct StoreImpl::MergeSource {
+// One input, and which of its records in memory are the newest of their key.
+struct StoreImpl::CompactionInput {
   FilePtr file;
   std::unique_ptr<SectionCursor> cursor;
   std::uint64_t judged_begin = 0;
@@ -48,13 +47,13 @@ struct StoreImpl::Compaction {
   std::uint64_t space = 0;              // Reserved for outputs.
   std::uint64_t files = 0;              // Outputs at most.
   std::unique_ptr<SectionReads> reads;  // Of the sources.
-  std::vector<MergeSource> sources;
+  std::vector<CompactionInput> sources;
   // Hashes of the newest deletions among the inputs of which an older version is in some other
   // file, sorted; the other deletions end here.
   std::vector<std::uint64_t> needed_deletions;
   std::vector<FilePtr> outputs;
   std::optional<WriteRing> ring;  // Ends before the outputs that it writes.
-  std::vector<KeyEntry> keys;     // The writer's.
+  KeyEntries keys;                // The writer's.
   std::unique_ptr<ParameterFileWriter> writer;
   std::uint64_t writer_id = 0;
   std::vector<std::vector<Moved>> moved;  // By output, then by row.
@@ -262,7 +261,7 @@ Status StoreImpl::CompactRound(bool freeing_only, bool* compacted) {
   }
   SyncPoint::Hit("store.compact.before_write");
   Status status = FindNeededDeletions(&round);
-  if (status.ok()) status = MergeInputs(&round);
+  if (status.ok()) status = CopyInputs(&round);
   std::uint64_t written = 0;
   for (const FilePtr& file : round.outputs) written += file->info.bytes;
   TERRACE_CHECK(written <= round.space || !status.ok());
@@ -370,7 +369,7 @@ Status StoreImpl::WalkKeys(const StoredFile& file,
                                      file.path, file.info.keys_offset));
 }
 
-Status StoreImpl::JudgeBuffered(Compaction* round, MergeSource* source) {
+Status StoreImpl::JudgeBuffered(Compaction* round, CompactionInput* source) {
   SectionCursor& cursor = *source->cursor;
   const StoredFile& file = *source->file;
   if (stopping_.load(std::memory_order_relaxed)) return AbortedError("the store is closing");
@@ -389,10 +388,6 @@ Status StoreImpl::JudgeBuffered(Compaction* round, MergeSource* source) {
     TERRACE_RETURN_IF_ERROR(CheckRecord(record, layout_, file.seed, file.path,
                                         cursor.entry_offset(begin + i), nullptr));
     hashes[i] = MixKey(HeadOf(record).key);
-    if (i > 0 && hashes[i] <= hashes[i - 1]) {
-      return CorruptionError(fmt::format("{}: the records at offset {} are out of order", file.path,
-                                         cursor.entry_offset(begin + i)));
-    }
   }
   {
     MutexLock lock(&mu_);
@@ -426,7 +421,7 @@ Status StoreImpl::JudgeBuffered(Compaction* round, MergeSource* source) {
   return OkStatus();
 }
 
-Status StoreImpl::EmitRow(Compaction* round, const MergeSource& source) {
+Status StoreImpl::EmitRow(Compaction* round, const CompactionInput& source) {
   const std::byte* record = source.cursor->entry(source.cursor->index());
   const RecordHead head = HeadOf(record);
   if (round->writer == nullptr) {
@@ -446,7 +441,7 @@ Status StoreImpl::EmitRow(Compaction* round, const MergeSource& source) {
         std::move(file), layout_, round->writer_id, &round->keys, &*round->ring);
     const std::uint64_t rows = std::min(rows_per_file_, round->rows_left);
     round->rows_left -= rows;
-    round->keys.reserve(rows);
+    round->keys.entries.reserve(rows);
     round->moved.emplace_back().reserve(rows);
   }
   const std::span<const std::byte> payload =
@@ -470,54 +465,31 @@ Status StoreImpl::FinishOutput(Compaction* round) {
   return OkStatus();
 }
 
-Status StoreImpl::MergeInputs(Compaction* round) {
+Status StoreImpl::CopyInputs(Compaction* round) {
   const std::uint64_t share =
       std::max(SectionCursor::LeastBuffer(layout_.record_bytes),
                compact_input_bytes_ / round->inputs.size() / kBlockBytes * kBlockBytes);
   TERRACE_CHECK(share * round->inputs.size() <= compact_input_bytes_);
-  MergeHeap heap;
-  // Moves source s on to its next newest record. False: it has none left.
-  const auto next_newest = [&](MergeSource* source) -> Result<bool> {
-    SectionCursor& cursor = *source->cursor;
-    while (!cursor.done()) {
-      if (cursor.needs_fill()) TERRACE_RETURN_IF_ERROR(JudgeBuffered(round, source));
-      if (source->judged[cursor.index() - source->judged_begin] != Compaction::kStale) return true;
-      cursor.Advance();
-    }
-    return false;
-  };
-  const auto hash_of = [](const MergeSource& source) {
-    return MixKey(HeadOf(source.cursor->entry(source.cursor->index())).key);
-  };
   round->reads = std::make_unique<SectionReads>(compact_queue_.get());
   round->ring.emplace(compact_buffer_.span().subspan(compact_input_bytes_), kBlockBytes,
                       compact_write_queue_.get());
   round->sources.resize(round->inputs.size());
   for (std::uint32_t s = 0; s < round->inputs.size(); ++s) {
-    MergeSource& source = round->sources[s];
+    CompactionInput& source = round->sources[s];
     source.file = round->inputs[s];
     source.cursor = std::make_unique<SectionCursor>(
         source.file->file.get(), kBlockBytes, layout_.record_bytes, source.file->info.rows,
         compact_buffer_.span().subspan(s * share, share), round->reads.get());
   }
-  for (std::uint32_t s = 0; s < round->inputs.size(); ++s) {
-    MergeSource& source = round->sources[s];
-    TERRACE_ASSIGN_OR_RETURN(const bool more, next_newest(&source));
-    if (more) heap.Push(hash_of(source), s);
-  }
-  while (!heap.empty()) {
-    MergeSource& source = round->sources[heap.top().source];
-    TERRACE_RETURN_IF_ERROR(EmitRow(round, source));
-    source.cursor->Advance();
-    TERRACE_ASSIGN_OR_RETURN(const bool more, next_newest(&source));
-    if (more) {
-      heap.ReplaceTop(hash_of(source));
-    } else {
-      heap.PopTop();
+  // One after the other: what was written together stays together.
+  for (CompactionInput& source : round->sources) {
+    SectionCursor& cursor = *source.cursor;
+    for (; !cursor.done(); cursor.Advance()) {
+      if (cursor.needs_fill()) TERRACE_RETURN_IF_ERROR(JudgeBuffered(round, &source));
+      if (source.judged[cursor.index() - source.judged_begin] == Compaction::kStale) continue;
+      TERRACE_RETURN_IF_ERROR(EmitRow(round, source));
     }
-  }
-  for (const MergeSource& source : round->sources) {
-    read_bytes_.fetch_add(source.cursor->bytes_read(), std::memory_order_relaxed);
+    read_bytes_.fetch_add(cursor.bytes_read(), std::memory_order_relaxed);
   }
   TERRACE_RETURN_IF_ERROR(FinishOutput(round));
   return round->ring->Await();

@@ -129,9 +129,9 @@ class StoreImpl final : public Store {
   };
   class StagedFiles;  // A write whose files are there.
   class WriteTimer;
-  struct MergeSource;  // One input of a compaction.
-  struct Moved;        // One of its rows.
-  struct Compaction;   // One round.
+  struct CompactionInput;
+  struct Moved;       // One of its rows.
+  struct Compaction;  // One round.
   struct Named {
     ManifestReference reference;
     std::vector<StoredFile*> files;  // Alive while named_by counts this manifest.
@@ -223,8 +223,10 @@ class StoreImpl final : public Store {
 
   // --- store_write.cc
   // In a list that GiveOrder takes back: fresh pages would cost as much as the sort.
-  std::vector<SortedKey> SortKeys(std::span<const Key> keys, std::span<const std::uint8_t> stored)
-      TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
+  // By hash, those of each of so many files by themselves.
+  std::vector<SortedKey> SortKeys(std::span<const Key> keys, std::span<const std::uint8_t> stored,
+                                  std::uint64_t files) TERRACE_REQUIRES(write_mu_)
+      TERRACE_EXCLUDES(mu_);
   std::vector<SortedKey> TakeOrder() TERRACE_EXCLUDES(mu_);
   void GiveOrder(std::vector<SortedKey> order) TERRACE_EXCLUDES(mu_);
   Status WriteRecords(std::span<const Key> keys, std::span<const std::byte* const> rows,
@@ -237,8 +239,9 @@ class StoreImpl final : public Store {
       TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
   Status PublishStaged(std::span<StagedFiles* const> staged, std::int64_t rows_change)
       TERRACE_EXCLUDES(mu_);
-  Status WriteFiles(std::span<const SortedKey> order, std::span<const std::byte* const> rows,
-                    std::uint64_t version, std::vector<FilePtr>* files) TERRACE_REQUIRES(write_mu_);
+  Status WriteFiles(std::span<const Key> keys, std::span<const std::byte* const> rows,
+                    std::uint64_t version, std::uint64_t file_count, std::vector<FilePtr>* files)
+      TERRACE_REQUIRES(write_mu_);
   // Of the quota and of the index's file slots.
   Status ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files) TERRACE_REQUIRES(write_mu_)
       TERRACE_EXCLUDES(mu_);
@@ -296,9 +299,9 @@ class StoreImpl final : public Store {
   Status WalkKeys(const StoredFile& file,
                   const std::function<void(std::uint64_t, std::uint64_t)>& visit)
       TERRACE_REQUIRES(compact_mu_);
-  Status MergeInputs(Compaction* round) TERRACE_REQUIRES(compact_mu_) TERRACE_EXCLUDES(mu_);
-  Status JudgeBuffered(Compaction* round, MergeSource* source) TERRACE_EXCLUDES(mu_);
-  Status EmitRow(Compaction* round, const MergeSource& source) TERRACE_REQUIRES(compact_mu_);
+  Status CopyInputs(Compaction* round) TERRACE_REQUIRES(compact_mu_) TERRACE_EXCLUDES(mu_);
+  Status JudgeBuffered(Compaction* round, CompactionInput* source) TERRACE_EXCLUDES(mu_);
+  Status EmitRow(Compaction* round, const CompactionInput& source) TERRACE_REQUIRES(compact_mu_);
   Status FinishOutput(Compaction* round) TERRACE_REQUIRES(compact_mu_);
   void PublishCompaction(Compaction* round) TERRACE_EXCLUDES(mu_);
   // Leads the index from the items' old places to the rows of `output` from first_row on (null: to
@@ -341,7 +344,7 @@ class StoreImpl final : public Store {
   Mutex write_mu_;
   HugeBuffer write_buffer_ TERRACE_GUARDED_BY(write_mu_);
   std::vector<SortedKey> sort_spare_ TERRACE_GUARDED_BY(write_mu_);
-  std::vector<KeyEntry> write_keys_ TERRACE_GUARDED_BY(write_mu_);  // Of the file in the making.
+  KeyEntries write_keys_ TERRACE_GUARDED_BY(write_mu_);  // Of the file in the making.
 
   Mutex compact_mu_;
   HugeBuffer compact_buffer_ TERRACE_GUARDED_BY(compact_mu_);

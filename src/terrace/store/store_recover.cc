@@ -33,7 +33,7 @@ class StoreImpl::KeyShare {
         visits_(visits),
         windows_(rounds),
         counts_(files.size()) {
-    // As KeyVersion::place has it.
+    // As KeyRounds::PlaceOf has it.
     for (std::size_t f = 0; f < files.size(); ++f) TERRACE_CHECK(files[f]->slot == f);
   }
 
@@ -86,9 +86,9 @@ class StoreImpl::KeyShare {
       }
       if (newest.deletion()) {
         ++counts_[newest.source()].deletions;
-        deletions.push_back({newest.hash, newest.place()});
+        deletions.push_back({newest.hash, rounds_->PlaceOf(newest)});
       } else {
-        *row++ = {newest.hash, newest.place()};
+        *row++ = {newest.hash, rounds_->PlaceOf(newest)};
       }
     }
     rows_.resize(static_cast<std::size_t>(row - rows_.data()));
@@ -148,7 +148,8 @@ Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files,
   std::vector<KeySection> sections;
   std::uint64_t entries = 0;
   for (const FilePtr& file : files) {
-    sections.push_back({file->file.get(), file->info.keys_offset, file->info.rows});
+    sections.push_back(
+        {file->file.get(), file->info.keys_offset, file->info.rows, file->info.version});
     entries += file->info.rows;
   }
   TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<KeyRounds> rounds,

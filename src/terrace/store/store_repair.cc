@@ -184,7 +184,7 @@ class FileRewriter {
   const ScrubOptions& options_;
   std::uint64_t next_id_;
   WriteRing ring_;
-  std::vector<KeyEntry> keys_;
+  KeyEntries keys_;
   std::unique_ptr<ParameterFileWriter> writer_;
   std::vector<Manifest::File> files_;
 };
@@ -207,7 +207,7 @@ Result<std::uint64_t> NextFileId(FileSystem* fs, const std::string& directory,
 }
 
 // The records of a damaged file that go on, and deletions in place of dropped rows. `dropped` are
-// in the order of MixKey, as the records are.
+// in the order of MixKey.
 Status CopyWhole(FileSystem* fs, const ScrubOptions& options, const FileScrub& scrub,
                  const std::vector<Key>& dropped, ScrubBuffers* buffers, FileRewriter* out) {
   return WalkSalvaged(fs, options, scrub, buffers, [&](const SalvagedRecord& record) -> Status {

@@ -16,6 +16,11 @@ namespace terrace {
 namespace {
 // Read at the same time to tell which keys are there.
 constexpr std::size_t kCandidateBytes = 512 << 10;
+
+// The first row of file `file` of a write of so many files.
+std::size_t FileBegin(std::uint64_t file, std::uint64_t files, std::size_t rows) {
+  return file * rows / files;
+}
 }  // namespace
 
 struct StoreImpl::Candidate {
@@ -90,7 +95,7 @@ Status StoreImpl::PublishTogether(std::span<const std::unique_ptr<StagedRows>> s
 Status StoreImpl::Erase(std::span<const Key> keys) {
   MutexLock lock(&write_mu_);
   // A key that is not there needs no record; so a deletion always has an older version on disk.
-  std::vector<SortedKey> order = SortKeys(keys, {});
+  std::vector<SortedKey> order = SortKeys(keys, {}, 1);
   TERRACE_RETURN_IF_ERROR(FindStored(order));
   std::vector<Key> present;
   for (const SortedKey& key : order) {
@@ -110,7 +115,8 @@ Status StoreImpl::WriteRecords(std::span<const Key> keys, std::span<const std::b
 }
 
 std::vector<StoreImpl::SortedKey> StoreImpl::SortKeys(std::span<const Key> keys,
-                                                      std::span<const std::uint8_t> stored) {
+                                                      std::span<const std::uint8_t> stored,
+                                                      std::uint64_t files) {
   TERRACE_CHECK(keys.size() <= std::numeric_limits<std::uint32_t>::max());
   std::vector<SortedKey> order = TakeOrder();
   order.resize(keys.size());
@@ -120,6 +126,16 @@ std::vector<StoreImpl::SortedKey> StoreImpl::SortKeys(std::span<const Key> keys,
   }
   SortSpread(&order, &sort_spare_, 64, [](const SortedKey& key) { return key.hash; });
   for (std::size_t i = 1; i < order.size(); ++i) TERRACE_CHECK(order[i - 1].hash < order[i].hash);
+  if (files <= 1) return order;
+  std::vector<std::size_t> next(files);
+  for (std::uint64_t f = 0; f < files; ++f) next[f] = FileBegin(f, files, keys.size());
+  sort_spare_.resize(order.size());
+  for (const SortedKey& key : order) {
+    // The file whose first row is the last one not behind it.
+    const std::uint64_t file = ((key.index + std::uint64_t{1}) * files - 1) / keys.size();
+    sort_spare_[next[file]++] = key;
+  }
+  order.swap(sort_spare_);
   return order;
 }
 
@@ -148,13 +164,11 @@ Result<std::unique_ptr<StoreImpl::StagedFiles>> StoreImpl::StageRecords(
   WriteTimer timer(this);
   auto staged = std::make_unique<StagedFiles>(this);
   staged->deletion = rows.empty();
-  staged->order = SortKeys(keys, stored);
-  const std::vector<SortedKey>& order = staged->order;
-
   const std::uint64_t file_count = (keys.size() + rows_per_file_ - 1) / rows_per_file_;
+  staged->order = SortKeys(keys, stored, file_count);
   for (std::uint64_t f = 0; f < file_count; ++f) {
-    staged->bytes +=
-        layout_.FileBytes((f + 1) * keys.size() / file_count - f * keys.size() / file_count);
+    staged->bytes += layout_.FileBytes(FileBegin(f + 1, file_count, keys.size()) -
+                                       FileBegin(f, file_count, keys.size()));
   }
   TERRACE_RETURN_IF_ERROR(ReserveUnderPressure(staged->bytes, file_count));
   staged->slots = file_count;
@@ -166,7 +180,7 @@ Result<std::unique_ptr<StoreImpl::StagedFiles>> StoreImpl::StageRecords(
   const CompactionPace::Hold use(&pace_, CompactionPace::kUse);
   SyncPoint::Hit("store.write.before_data");
   const std::uint64_t version = staged->sequence | (staged->deletion ? kDeletionBit : 0);
-  const Status status = WriteFiles(order, rows, version, &staged->files);
+  const Status status = WriteFiles(keys, rows, version, file_count, &staged->files);
   if (!status.ok()) {
     std::uint64_t written = 0;
     for (const FilePtr& file : staged->files) written += file->info.bytes;
@@ -362,10 +376,9 @@ FilePtr StoreImpl::NewFile(std::unique_ptr<File> file, const ParameterFileInfo& 
   return stored;
 }
 
-Status StoreImpl::WriteFiles(std::span<const SortedKey> order,
-                             std::span<const std::byte* const> rows, std::uint64_t version,
+Status StoreImpl::WriteFiles(std::span<const Key> keys, std::span<const std::byte* const> rows,
+                             std::uint64_t version, std::uint64_t file_count,
                              std::vector<FilePtr>* files) {
-  const std::uint64_t file_count = (order.size() + rows_per_file_ - 1) / rows_per_file_;
   WriteRing ring(write_buffer_.span(), kBlockBytes, write_queue_.get());
   for (std::uint64_t f = 0; f < file_count; ++f) {
     std::uint64_t id;
@@ -373,8 +386,8 @@ Status StoreImpl::WriteFiles(std::span<const SortedKey> order,
       MutexLock lock(&mu_);
       id = next_file_id_++;
     }
-    const std::size_t begin = f * order.size() / file_count;
-    const std::size_t end = (f + 1) * order.size() / file_count;
+    const std::size_t begin = FileBegin(f, file_count, keys.size());
+    const std::size_t end = FileBegin(f + 1, file_count, keys.size());
     // Whatever becomes of it, Abandon removes it by this entry.
     ParameterFileInfo planned;
     planned.id = id;
@@ -383,19 +396,15 @@ Status StoreImpl::WriteFiles(std::span<const SortedKey> order,
     TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, OpenNew(id, planned.bytes));
     ParameterFileWriter writer(std::move(file), layout_, id, &write_keys_, &ring);
     for (std::size_t i = begin; i < end; ++i) {
-      if (!rows.empty() && i + 2 * kPrefetchRows < end) {
-        __builtin_prefetch(&rows[order[i + 2 * kPrefetchRows].index]);
-      }
       if (!rows.empty() && i + kPrefetchRows < end) {
-        const std::byte* next = rows[order[i + kPrefetchRows].index];
+        const std::byte* next = rows[i + kPrefetchRows];
         const std::size_t bytes = std::min<std::size_t>(layout_.row_bytes, kMostPrefetchBytes);
         for (std::size_t at = 0; at < bytes; at += 64) __builtin_prefetch(next + at);
       }
-      const std::size_t index = order[i].index;
       const std::span<const std::byte> payload =
           rows.empty() ? std::span<const std::byte>()
-                       : std::span<const std::byte>(rows[index], layout_.row_bytes);
-      TERRACE_RETURN_IF_ERROR(writer.Add(UnmixKey(order[i].hash), version, payload));
+                       : std::span<const std::byte>(rows[i], layout_.row_bytes);
+      TERRACE_RETURN_IF_ERROR(writer.Add(keys[i], version, payload));
     }
     TERRACE_ASSIGN_OR_RETURN(const ParameterFileInfo info, writer.Finish());
     TERRACE_CHECK(info.bytes == planned.bytes);
@@ -411,7 +420,8 @@ Status StoreImpl::ReserveIndex(std::span<StagedFiles* const> staged) {
       if (write->deletion || !key.stored()) added[write->deletion ? 1 : 0].push_back(key.hash);
     }
   }
-  if (staged.size() > 1) std::sort(added[0].begin(), added[0].end());
+  const bool one_file = staged.size() == 1 && staged[0]->files.size() == 1;
+  if (!one_file) std::sort(added[0].begin(), added[0].end());
   // Readers have their turns in between: room is made range by range, for all new keys of a range.
   const std::span<const std::uint64_t> rows = added[0];
   for (std::size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
@@ -429,9 +439,12 @@ void StoreImpl::PublishFiles(StagedFiles* staged) {
   Place places[kIndexBatch];
   std::size_t begin = 0;
   for (const FilePtr& file : staged->files) {
-    for (std::uint64_t row = 0; row < file->info.rows;) {
-      const std::size_t n = std::min<std::uint64_t>(kIndexBatch, file->info.rows - row);
-      for (std::size_t i = 0; i < n; ++i) places[i] = MakePlace(file->slot, row + i);
+    const std::size_t file_begin = begin, file_end = begin + file->info.rows;
+    while (begin < file_end) {
+      const std::size_t n = std::min(kIndexBatch, file_end - begin);
+      for (std::size_t i = 0; i < n; ++i) {
+        places[i] = MakePlace(file->slot, order[begin + i].index - file_begin);
+      }
       MutexLock lock(&mu_);
       // Each is stale from here on, not only to be.
       std::uint64_t stale = 0;
@@ -444,7 +457,6 @@ void StoreImpl::PublishFiles(StagedFiles* staged) {
       } else {
         PublishRows(order.subspan(begin, n), {places, n});
       }
-      row += n;
       begin += n;
     }
   }
@@ -490,20 +502,23 @@ Status StoreImpl::ReadStaged(const StagedRows& staged, std::span<const std::uint
     std::size_t index;  // Of the caller's.
     std::uint64_t row;  // In the file.
   };
-  std::size_t i = 0, file_begin = 0;
-  auto at = write.order.begin();
+  std::fill(found.begin(), found.end(), std::uint8_t{0});
+  std::size_t file_begin = 0;
+  std::vector<Wanted> wanted;
   for (const FilePtr& file : write.files) {
-    const std::size_t file_end = file_begin + file->info.rows;
-    std::vector<Wanted> wanted;
-    for (; i < hashes.size(); ++i) {
-      found[i] = 0;
+    const std::span<const SortedKey> keys =
+        std::span(write.order).subspan(file_begin, file->info.rows);
+    wanted.clear();
+    auto at = keys.begin();
+    for (std::size_t i = 0; i < hashes.size(); ++i) {
       at = std::lower_bound(
-          at, write.order.end(), hashes[i],
+          at, keys.end(), hashes[i],
           [](const SortedKey& key, std::uint64_t hash) { return key.hash < hash; });
-      const auto place = static_cast<std::size_t>(at - write.order.begin());
-      if (place >= file_end) break;
-      if (at->hash == hashes[i]) wanted.push_back({i, place - file_begin});
+      if (at == keys.end()) break;
+      if (at->hash == hashes[i]) wanted.push_back({i, at->index - file_begin});
     }
+    std::sort(wanted.begin(), wanted.end(),
+              [](const Wanted& a, const Wanted& b) { return a.row < b.row; });
     const std::uint64_t sector = file->file->read_alignment();
     const auto begin_of = [&](std::size_t w) {
       return layout_.RecordOffset(wanted[w].row) / sector * sector;
@@ -531,9 +546,8 @@ Status StoreImpl::ReadStaged(const StagedRows& staged, std::span<const std::uint
         found[wanted[w].index] = 1;
       }
     }
-    file_begin = file_end;
+    file_begin += file->info.rows;
   }
-  std::fill(found.begin() + static_cast<std::ptrdiff_t>(i), found.end(), std::uint8_t{0});
   return OkStatus();
 }
 

@@ -621,7 +621,7 @@ void AddCache(Builder* b) {
           [](Job & job, const std::string&) -> auto& { return job.cache.look_ahead; },
           {"auto", "off"},
           "Whether the log is read ahead of training once rows no longer fit in memory, so that "
-          "those that come again stay there; takes up to a sixteenth of the memory of rows and "
+          "those that come again stay there; takes up to a twelfth of the memory of rows and "
           "the time of a second reading. auto: where pipeline.depth is not 0."),
       "policy s3_fifo", [](const Job& job, const std::string&) {
         return job.cache.eviction.type == EvictionType::kS3Fifo;

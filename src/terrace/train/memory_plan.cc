@@ -97,13 +97,15 @@ std::uint64_t LeastBytes(const MemoryPlanInput& input) {
 }
 
 void PlanLookAhead(const MemoryPlanInput& input, MemoryPlan* plan) {
-  constexpr std::uint64_t kMostFutureBytes = 256 * kMiB;
+  constexpr std::uint64_t kMostFutureBytes = 1024 * kMiB;
   const std::uint64_t rows = plan->rows_bytes / input.row_bytes;
-  const std::uint64_t future = HugeBuffer::SizeFor(
-      std::min({rows * FutureKeys::kBytesPerCachedRow, plan->rows_bytes / 16, kMostFutureBytes}));
   const std::uint64_t source =
       input.source_bytes + BatchBytesPerExample(input) *
                                std::max<std::uint64_t>(input.minibatch, FutureKeys::kTickExamples);
+  // A large source leaves less of what both may cost.
+  const std::uint64_t share = plan->rows_bytes / (source > plan->rows_bytes / 30 ? 16 : 12);
+  const std::uint64_t future = HugeBuffer::SizeFor(
+      std::min({rows * FutureKeys::kBytesPerCachedRow, share, kMostFutureBytes}));
   if (future + source > plan->rows_bytes / 8) return;  // It would cost more than it gains.
   if (plan->rows_bytes - future - source < LeastRowBytes(input)) return;
   plan->future_bytes = future;

@@ -197,19 +197,18 @@ Result<bool> TrainingRun::BeforePull() {
 
 void TrainingRun::AfterPull(const DataCursor& cursor) {
   if (look_ahead_ == nullptr) return;
-  const RowCacheStats stats = CacheStats();
   if (look_ahead_->begun()) {
-    look_ahead_->SetPlanned(cursor, {stats.rows - stats.pinned_rows, stats.coming_rows,
-                                     stats.evictions, stats.coming_evicted});
+    look_ahead_->SetPlanned(cursor);
     return;
   }
-  if (!LookAheadDistance::Fills(stats.used_bytes, stats.capacity_bytes)) return;
+  const RowCacheStats stats = CacheStats();
+  if (!LookAhead::Fills(stats.used_bytes, stats.capacity_bytes)) return;
   LogText(
       LogLevel::kInfo,
       fmt::format("memory fills with rows at example {}: looking ahead for those that come again",
                   FormatCount(cursor.examples)));
   const ScopedBinding binding(binding_.reading);
-  look_ahead_->Begin(cursor, cursor.examples - start_examples_);
+  look_ahead_->Begin(cursor);
 }
 
 Status TrainingRun::WriteAhead() {

@@ -39,7 +39,7 @@ class StoreHarness {
   // Ends the process's use of the store without closing anything in order.
   void Abandon() { store_.reset(); }
 
-  Status Write(const std::vector<Key>& keys);
+  Status Write(std::vector<Key> keys);
   Status Erase(const std::vector<Key>& keys);
   Status Commit();
   Status Drop(std::uint64_t id);
