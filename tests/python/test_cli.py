@@ -315,6 +315,40 @@ def test_outputs_that_must_not_be_replaced(terrace, finished, log, workspace):
         assert not (workspace / "behind.partial").exists()
 
 
+def test_outputs_within_a_run_are_refused(terrace, log, workspace):
+    """Predictions in the place of a checkpoint would cost the run."""
+    run = harness.Run(terrace, workspace, jobs.tiny([log]), **{"ssd.paths": [str(workspace / "disk")]})
+    run.train().expect(0)
+    (rows,) = (workspace / "disk").iterdir()
+    other = harness.Run(terrace, workspace, jobs.tiny([log]), name="other")
+    other.train().expect(0)
+    (workspace / "link").symlink_to(run.path / "checkpoints")
+    (workspace / "file").symlink_to(run.path / "summary.json")
+    (workspace / "x").mkdir()
+    inside = [run.path / "checkpoints" / run.checkpoints()[-1], run.path / "metrics.jsonl", run.path / "LOCK", run.path / "RUN",
+              run.path / "dense" / "new.txt", workspace / "link" / run.checkpoints()[-1], workspace / "file",
+              f"{workspace}/x/../run/metrics.jsonl"]
+    manifest = next(path for path in rows.rglob("manifest-*"))
+
+    def state():
+        return {path: path.read_bytes() for path in workspace.rglob("*") if path.is_file()}
+    before = state()
+    for command in (("generate", "--rows", 100), ("predict", run.path, "--data", log)):
+        for output, named in [(output, run.path) for output in inside] + [(manifest, run.path), (rows / "new", run.path),
+                                                                          (other.path / "job.yaml", other.path)]:
+            refused = run_binary(terrace, *command, "--output", output)
+            assert refused.returncode == 2, (output, refused.stderr)
+            assert f"the run '{named}'" in refused.stderr and "name a file outside" in refused.stderr, refused.stderr
+    refused = subprocess.run([str(terrace.binary), "predict", ".", "--data", str(log), "--output", "metrics.jsonl"],
+                             cwd=run.path, capture_output=True, text=True, timeout=harness.PATIENCE_SECONDS)
+    assert refused.returncode == 2 and f"the run '{run.path}'" in refused.stderr, refused.stderr
+    assert state() == before
+    # Beside a run, and in a folder that holds another's file of that name.
+    (workspace / "x" / "RUN").write_text("mine")
+    for output in (workspace / "disk" / "p.txt", workspace / "run.txt", workspace / "x" / "p.txt"):
+        assert run_binary(terrace, "predict", run.path, "--data", log, "--output", output).returncode == 0
+
+
 def test_an_interrupted_prediction_leaves_nothing(terrace, finished, log, workspace):
     data, output = workspace / "data.tsv", workspace / "out.txt"
     data.write_text(log.read_text() * 500)
