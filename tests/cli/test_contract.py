@@ -339,6 +339,73 @@ def test_resume_of_a_finished_run_with_another_seed_is_refused(finished):
     assert "seed" in outcome.output and "11" in outcome.output and "12" in outcome.output, outcome.output
 
 
+@pytest.mark.parametrize("shuffle", ["none", "files", "examples"])
+@pytest.mark.parametrize("change", ["moved", "compressed", "mended"])
+def test_resume_with_a_log_that_was(terrace, workspace, log, change, shuffle):
+    """Accepted once, the new files are the run's, and its bits those of a run that had them from the start."""
+    parts = [workspace / f"part{number}.tsv" for number in range(3)]
+    lines = log.read_text().splitlines(True)
+    for number, part in enumerate(parts):
+        part.write_text("".join(lines[number * 600:(number + 1) * 600]))
+    job = jobs.tiny(parts, checkpoint={"every_batches": 1, "keep": 2})
+    job["data"].update(epochs=3, shuffle=shuffle, shuffle_window=200)
+    undisturbed = harness.Run(terrace, workspace, job, name="undisturbed")
+    undisturbed.train().expect(0)
+    run = harness.Run(terrace, workspace, job)
+    run.train("--test-kill-at", "checkpoint.before_publish:5").expect(-signal.SIGKILL)
+    (workspace / "moved").mkdir()
+    files = [workspace / "moved" / part.name for part in parts]
+    if change == "compressed":
+        files = [harness.compress(part, ".tsv.zst") for part in parts]
+    for part, file in zip(parts, files):
+        if change != "compressed":
+            # Examples are counted without bad lines, behind which bytes lie elsewhere.
+            file.write_text(("bad\n" * 3 if change == "mended" else "") + part.read_text())
+        part.unlink()
+    new = ("--resume", "--set", f"data.train=[{','.join(map(str, files))}]")
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file() and path.name != "LOCK"}
+    refused = run.train(*new).expect(2).output
+    assert f"data files: the run has '{parts[0]}:" in refused and "--accept data" in refused, refused
+    run.train(*new, "--accept", "threads").expect(2)
+    assert {path: path.read_bytes() for path in before} == before
+    outcome = run.train(*new, "--accept", "data", "--test-kill-at", "checkpoint.before_publish:2").expect(-signal.SIGKILL)
+    assert "accepted: what the run has read" in outcome.output and "resuming from checkpoint 4" in outcome.output, outcome.output
+    # The checkpoint since then has the new list.
+    run.train(*new).expect(0)
+    results = [undisturbed.result(), run.result()]
+    for result in results:
+        bad = [line.pop("bad_lines", 0) for line in result["metrics"]]
+        assert any(bad) == (change == "mended" and result is results[1])
+    harness.assert_same(*results, f"{change}, {shuffle}")
+    run.verify()
+
+
+def test_accepted_files_must_have_the_position(terrace, workspace, log):
+    lines = log.read_text().splitlines(True)
+    data, short, split = workspace / "data.tsv", workspace / "short.tsv", [workspace / "a.tsv", workspace / "b.tsv"]
+    data.write_bytes(log.read_bytes())
+    short.write_text("".join(lines[:1500]))
+    split[0].write_text("".join(lines[:700]))
+    split[1].write_text("".join(lines[700:]))
+    job = jobs.tiny([data], checkpoint={"every_batches": 1, "keep": 2})
+    undisturbed = harness.Run(terrace, workspace, job, name="undisturbed")
+    undisturbed.train().expect(0)
+    run = harness.Run(terrace, workspace, job)
+    run.train("--test-kill-at", "checkpoint.before_publish:4").expect(-signal.SIGKILL)
+    digest = run.digest()
+    accept = ("--resume", "--accept", "data", "--set")
+    outcome = run.train(*accept, f"data.train=[{short}]").expect(2)
+    assert "--accept data: the data has only 1,500 examples in an epoch, fewer than the 1,536" in outcome.output, outcome.output
+    assert "data: the run has" in run.train(*accept, f"data.train=[{short}]", "--set", "data.epochs=2").expect(2).output
+    assert run.digest() == digest and run.verify()
+    run.train(*accept, f"data.train=[{split[0]},{split[1]}]").expect(0)
+    harness.assert_same(undisturbed.result(), run.result(), "split")
+    shuffled = harness.Run(terrace, workspace, job, name="shuffled", **{"data.shuffle": "files"})
+    shuffled.train("--test-kill-at", "checkpoint.before_publish:4").expect(-signal.SIGKILL)
+    outcome = shuffled.train(*accept, f"data.train=[{split[0]},{split[1]}]").expect(2)
+    assert "the run has 1 files and the job now 2" in outcome.output, outcome.output
+
+
 def test_resume_with_another_seed_is_refused(terrace, workspace, log):
     run = interrupted(terrace, workspace, log)
     outcome = run.train("--resume", "--set", "seed=12").expect(2)

@@ -126,9 +126,9 @@ void AddTrain(CLI::App* app, CommonArguments* common, Command* chosen) {
       ->excludes(resume);
   command
       ->add_option("--accept", arguments->accept,
-                   "processor or threads: go on although the run had another")
+                   "data (its files), processor or threads: go on although the run had another")
       ->allow_extra_args(false)
-      ->check(CLI::IsMember({"processor", "threads"}));
+      ->check(CLI::IsMember({"data", "processor", "threads"}));
   command->add_flag("--help-job", *help_job, "Prints all keys of a job file");
   command->footer("Example: terrace train examples/criteo.yaml --set data.train=[log.tsv]");
   AddCommon(command, common);

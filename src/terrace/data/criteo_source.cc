@@ -149,6 +149,11 @@ Status CriteoSource::Seek(const DataCursor& cursor) {
   return OkStatus();
 }
 
+Status CriteoSource::ReadToPosition() {
+  if (error_.ok() && !started_ && epoch_ < options_.epochs) error_ = FinishSeek();
+  return error_;
+}
+
 Result<std::optional<Batch>> CriteoSource::NextIn(std::uint32_t examples, std::uint32_t minibatch,
                                                   Batch old) {
   TERRACE_CHECK(minibatch > 0 && examples >= minibatch && examples % minibatch == 0);
@@ -408,7 +413,8 @@ std::string CriteoSource::IdentityText() const {
       "format criteo; epochs " + std::to_string(options_.epochs) + "; shuffle " + options_.shuffle;
   if (options_.shuffle != "none") text += "; seed " + std::to_string(options_.seed);
   if (windowed()) text += "; window " + std::to_string(options_.shuffle_window);
-  text += "; integers " + options_.integers + "; missing " + options_.missing + "; files";
+  text += "; integers " + options_.integers + "; missing " + options_.missing;
+  text += kFilesInIdentity;
   for (const InputFile& file : files_) text += " " + file.path + ":" + std::to_string(file.size);
   return text;
 }

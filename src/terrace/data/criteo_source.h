@@ -27,6 +27,7 @@ class CriteoSource final : public ExampleSource {
   Result<std::optional<Batch>> NextIn(std::uint32_t examples, std::uint32_t minibatch,
                                       Batch old) override;
   Status Seek(const DataCursor& cursor) override;
+  Status ReadToPosition() override;
   std::span<const InputFile> files() const override { return files_; }
   std::uint64_t MemoryBytes() const override;
   SourceStats stats() const override;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "terrace/base/status.h"
@@ -30,6 +31,9 @@ struct SourceStats {
   double progress = 0;  // Of all epochs, [0, 1], by bytes or rows; for the ETA. 0: unknown.
 };
 
+// In IdentityText, between the rest and the list of files with their sizes.
+inline constexpr std::string_view kFilesInIdentity = "; files";
+
 class ExampleSource {
  public:
   virtual ~ExampleSource() = default;
@@ -48,6 +52,9 @@ class ExampleSource {
                                               Batch old) = 0;
   // Goes to `cursor`. REQUIRES: before the first Next.
   virtual Status Seek(const DataCursor& cursor) = 0;
+  // Reads to there, as the first Next does else. Blocks: on reads. kCorruption: the data ends
+  // before.
+  virtual Status ReadToPosition() { return OkStatus(); }
   virtual std::span<const InputFile> files() const = 0;
   // The most that it holds besides the batches that it gave out.
   virtual std::uint64_t MemoryBytes() const { return 0; }

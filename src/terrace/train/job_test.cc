@@ -262,7 +262,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadJob{"format_version: 2\n",
                "j.yaml:3: format_version is '2'; this program reads version 1"},
         BadJob{"resume: {accept: [thread]}\n",
-               "j.yaml:3: resume.accept has 'thread'; legal: processor | threads"},
+               "j.yaml:3: resume.accept has 'thread'; legal: data | processor | threads"},
         BadJob{"---\nseed: 1\n", "j.yaml:3: a second document begins here; a job is one"}));
 
 TEST(ParseJob, CollectsAllProblemsInTheOrderOfLines) {

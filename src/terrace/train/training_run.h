@@ -68,6 +68,8 @@ class TrainingRun {
   // Whether summary.json is there and tells of that checkpoint.
   bool HasSummaryOf(std::uint64_t checkpoint);
   Status Restore(const Checkpoint& checkpoint);
+  // Goes to the checkpoint's position in the data.
+  Status SeekData(const Checkpoint& checkpoint);
 
   // Stage 4: one mini-batch and what is due after it.
   Status TrainMinibatch(WorkItem* item, std::uint32_t m);

@@ -310,6 +310,32 @@ bool TrainingRun::HasSummaryOf(std::uint64_t checkpoint) {
   return summary.ok() && summary->checkpoint == checkpoint;
 }
 
+Status TrainingRun::SeekData(const Checkpoint& checkpoint) {
+  const ScopedBinding binding(binding_.reading);  // Where reading ahead begins.
+  const auto now = IdentifyingSettings(job_, *plan_, *source_);
+  const DataCursor& cursor = checkpoint.cursor;
+  if (!FilesDiffer(checkpoint.identity, now)) return source_->Seek(cursor);
+  // Accepted: bytes and lines of the old files say nothing about the new ones.
+  DataCursor counted;
+  counted.epoch = cursor.epoch;
+  counted.example_in_epoch = cursor.example_in_epoch;
+  counted.examples = cursor.examples;
+  if (cursor.example_in_epoch == 0) return source_->Seek(counted);
+  const std::size_t files = FilesOfIdentity(checkpoint.identity);
+  if (job_.train_data.shuffle != "none" && files != source_->files().size()) {
+    return InvalidArgumentError(fmt::format(
+        "--accept data: the run has {} files and the job now {}: with data.shuffle another number "
+        "of files is another order, amid an epoch too; give as many as before",
+        files, source_->files().size()));
+  }
+  LogText(LogLevel::kInfo, fmt::format("reading the new files up to example {} of the epoch",
+                                       FormatCount(cursor.example_in_epoch)));
+  TERRACE_RETURN_IF_ERROR(source_->Seek(counted));
+  const Status read = source_->ReadToPosition();
+  if (read.code() != StatusCode::kCorruption) return read;
+  return InvalidArgumentError("--accept data: " + read.message());
+}
+
 Status TrainingRun::Restore(const Checkpoint& checkpoint) {
   TERRACE_ASSIGN_OR_RETURN(const DenseState dense, run_->ReadDense(checkpoint));
   TERRACE_RETURN_IF_ERROR(
@@ -324,10 +350,7 @@ Status TrainingRun::Restore(const Checkpoint& checkpoint) {
   TERRACE_RETURN_IF_ERROR(progressive_.Restore(checkpoint.progressive).WithContext(origin));
   TERRACE_RETURN_IF_ERROR(window_.Restore(checkpoint.window).WithContext(origin));
   TERRACE_RETURN_IF_ERROR(RestoreTrainerState(checkpoint.trainer_state));
-  {
-    const ScopedBinding binding(binding_.reading);  // Where reading ahead begins.
-    TERRACE_RETURN_IF_ERROR(source_->Seek(checkpoint.cursor));
-  }
+  TERRACE_RETURN_IF_ERROR(SeekData(checkpoint));
   cursor_ = checkpoint.cursor;
   steps_ = checkpoint.steps;
   last_checkpoint_ = checkpoint.id;
