@@ -1,6 +1,7 @@
 """What people script against: commands, files, exit statuses."""
 import json
 import math
+import re
 import shlex
 import signal
 
@@ -241,6 +242,91 @@ def test_bad_lines_further_on_fail_the_run(terrace, workspace, log):
     assert run.checkpoints()
     run.train("--resume", "--set", "data.max_bad_fraction=0.6").expect(0)
     assert run.summary()["examples"] == 2000
+
+
+def stopped_by(run, words, *flags):
+    """The examples at which a run has stopped, with a checkpoint of all of them."""
+    output = run.train(*flags).expect(1).output
+    assert words in output, output
+    examples = int(re.search(r"training stopped at example (\d+): ", output).group(1))
+    assert f"a checkpoint at example {examples} holds all that was trained" in output, output
+    return examples
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "bad lines"])
+def test_what_came_before_damage_of_the_log_is_kept(terrace, workspace, log, damage, depth):
+    """It is trained and saved, and with the log mended the run ends as if nothing had been."""
+    suffix = ".tsv" if damage == "bad lines" else ".tsv.zst"
+    lines = log.read_text().splitlines(True) * 8
+    whole, data = workspace / "whole.tsv", workspace / f"data{suffix}"
+    whole.write_text("".join(lines))
+    job = jobs.tiny([data], checkpoint={"every_batches": 0, "keep": 2})
+    job["pipeline"] = {"depth": depth}
+    undisturbed = harness.Run(terrace, workspace, {**job, "data": {**job["data"], "train": [str(whole)]}}, name="undisturbed")
+    undisturbed.train().expect(0)
+    if damage == "bad lines":
+        data.write_text("".join(lines[:7000]) + "bad\n" * 1000 + "".join(lines[7000:]))
+        words = "of 7,071 lines are bad"
+    else:
+        content = bytearray(harness.compress(whole, suffix).read_bytes())
+        words = "ends too early"
+        if damage == "flipped":
+            at = len(content) * 2 // 3
+            content[at:at + 64] = bytes(64)
+            words = f"{data}: byte "
+        data.write_bytes(content[:len(content) * 2 // 3] if damage == "cut" else content)
+    run = harness.Run(terrace, workspace, job)
+    examples = stopped_by(run, words)
+    assert examples == (7000 // 128 * 128 if damage == "bad lines" else examples // 128 * 128) > 2000
+    assert len(run.checkpoints()) == 1 and run.verify()
+    # What has been saved is not saved again.
+    outcome = run.train("--resume").expect(1)
+    assert f"training stopped at example {examples}: " in outcome.output and "Checkpoint 1 is intact" in outcome.output, outcome.output
+    assert len(run.checkpoints()) == 1
+    run.train("--resume", "--accept", "data", "--set", f"data.train=[{whole}]").expect(0)
+    harness.assert_same(undisturbed.result(), run.result(), f"{damage}, depth {depth}")
+
+
+def test_damage_of_the_validation_data_costs_nothing(terrace, workspace, log):
+    validation = workspace / "validation.tsv"
+    validation.write_text(log.read_text())
+    job = jobs.tiny([log], [validation], checkpoint={"every_batches": 0, "keep": 2}, validation={"every_examples": 1024})
+    undisturbed = harness.Run(terrace, workspace, job, name="undisturbed")
+    undisturbed.train().expect(0)
+    validation.write_text(log.read_text() + "bad\n" * 1000)
+    run = harness.Run(terrace, workspace, job)
+    assert stopped_by(run, "validation: ") == 1024
+    validation.write_text(log.read_text())
+    run.train("--resume").expect(0)
+    harness.assert_same(undisturbed.result(), run.result(), "validation mended")
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_what_came_before_an_overflow_is_kept(terrace, workspace, log, depth):
+    job = jobs.tiny([log], checkpoint={"every_batches": 0, "keep": 2})
+    job["network"] = {"type": "dnn", "hidden": [16] * 5, "optimizer": {"type": "sgd", "learning_rate": 1e6}}
+    job["table"]["optimizer"] = {"type": "sgd", "learning_rate": 1e6}
+    job["pipeline"] = {"depth": depth}
+    run = harness.Run(terrace, workspace, job)
+    examples = stopped_by(run, "nothing of it was applied")
+    assert examples > 0
+    ended = harness.Run(terrace, workspace, job, name="ended", **{"training.max_examples": examples})
+    ended.train().expect(0)
+    assert run.digest() == ended.digest() and run.verify()
+
+
+def test_damaged_rows_are_not_saved(terrace, workspace, logs):
+    """What is wrong with the run's own files is no matter of the log: nothing is written over what was sound."""
+    job = jobs.interrupted([logs.criteo(jobs.INTERRUPTED_ROWS, **jobs.EVICTING_LOG)])
+    run = harness.Run(terrace, workspace, job)
+    run.train("--test-kill-at", "checkpoint.before_publish:4").expect(-signal.SIGKILL)
+    before = {name: (run.path / "checkpoints" / name).read_bytes() for name in run.checkpoints()}
+    outcome = run.train("--resume", "--set", "checkpoint.every_batches=0", "--test-faults", "read:20+:flip:rows-").expect(1)
+    assert "--repair" in outcome.output and "holds all that was trained" not in outcome.output, outcome.output
+    assert {name: (run.path / "checkpoints" / name).read_bytes() for name in run.checkpoints()} == before
+    run.train("--resume").expect(0)
+    run.verify()
 
 
 def test_missing_input(terrace, workspace, log):

@@ -28,6 +28,7 @@ class CriteoSource final : public ExampleSource {
                                       Batch old) override;
   Status Seek(const DataCursor& cursor) override;
   Status ReadToPosition() override;
+  Status failure() const override { return error_; }
   std::span<const InputFile> files() const override { return files_; }
   std::uint64_t MemoryBytes() const override;
   SourceStats stats() const override;
@@ -38,8 +39,7 @@ class CriteoSource final : public ExampleSource {
   CriteoSource(FileSystem* fs, const DataOptions& options, IntegerEncoding integers,
                std::vector<InputFile> files, std::vector<CriteoLayout> layouts,
                std::uint64_t stream_bytes);
-  Result<std::optional<Batch>> MakeBatch(std::uint32_t examples, std::uint32_t minibatch,
-                                         Batch old);
+  Status FillBatch(std::uint64_t wanted, std::uint32_t minibatch, Batch* batch);
   Status FinishSeek();
   Result<bool> AppendNext(Batch* batch);
   Result<bool> HasNext();

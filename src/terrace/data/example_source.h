@@ -42,14 +42,17 @@ class ExampleSource {
   // Seek went inside a mini-batch, so that mini-batches still end at multiples of minibatch from
   // the epoch's start, and at an epoch's end. nullopt: all epochs are done. A mini-batch never
   // spans two epochs. Blocks: on reads. kCorruption: a truncated archive (file, offset);
-  // kInvalidArgument: more bad lines than data.max_bad_fraction, with the first of them. After an
-  // error every further call gives the same one.
+  // kInvalidArgument: more bad lines than data.max_bad_fraction, with the first of them. Whole
+  // mini-batches before what is wrong come first; after an error every further call gives the same
+  // one.
   Result<std::optional<Batch>> Next(std::uint32_t examples, std::uint32_t minibatch) {
     return NextIn(examples, minibatch, Batch());
   }
   // The same in the memory of `old`, a batch that nobody needs any more.
   virtual Result<std::optional<Batch>> NextIn(std::uint32_t examples, std::uint32_t minibatch,
                                               Batch old) = 0;
+  // What Next gave, if it was an error. On the thread of Next.
+  virtual Status failure() const { return OkStatus(); }
   // Goes to `cursor`. REQUIRES: before the first Next.
   virtual Status Seek(const DataCursor& cursor) = 0;
   // Reads to there, as the first Next does else. Blocks: on reads. kCorruption: the data ends

@@ -110,7 +110,10 @@ class TrainingRun {
   // asks for a stop when there is no more to drop.
   Status ReserveForLastCheckpoint() TERRACE_EXCLUDES(checkpoints_mu_);
   Status AfterFailure(const Status& failure);
-  // Of a disk that fails or is full: adds what the run still has and how it goes on.
+  // Whether a checkpoint of what was trained before is worth its place.
+  bool LeavesMoreThanSaved(const Status& failure);
+  // Of a disk that fails or is full, or a log that is damaged: adds what the run still has and how
+  // it goes on.
   Status WithWayOn(const Status& failure) const;
   Result<bool> BeforePull();
   void AfterPull(const DataCursor& cursor);
@@ -194,6 +197,11 @@ class TrainingRun {
   std::optional<ClickMetricsResult> validation_;
   bool reached_max_examples_ = false;
   bool interrupted_ = false;
+  // What ended training and leaves what was trained intact: the input, or a step that applied
+  // nothing.
+  Status sound_failure_;
+  bool log_failed_ = false;                  // It was of data.train.
+  std::uint64_t checkpointed_examples_ = 0;  // By the newest checkpoint.
   bool validation_due_ = false;
   SsdWear wear_before_;  // As the checkpoint said that this process resumed from.
   std::vector<DriveHealth> drives_;

@@ -354,6 +354,7 @@ Status TrainingRun::Restore(const Checkpoint& checkpoint) {
   cursor_ = checkpoint.cursor;
   steps_ = checkpoint.steps;
   last_checkpoint_ = checkpoint.id;
+  checkpointed_examples_ = cursor_.examples;
   SetTrainedPosition();
   LogText(LogLevel::kInfo, fmt::format("resuming from checkpoint {} at example {}", checkpoint.id,
                                        FormatCount(cursor_.examples)));
