@@ -525,6 +525,24 @@ def test_predict(terrace, finished, log, workspace):
     assert abs(logloss - finished.summary()["validation"]["logloss"]) < 1e-3
 
 
+def test_predict_writes_no_line_for_a_header(terrace, finished, log, workspace):
+    """A probability for each line of data; files follow each other."""
+    lines = log.read_text().splitlines(True)[:50]
+    header = "\t".join(["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]) + "\n"
+    plain, headed, output = workspace / "plain.tsv", workspace / "headed.tsv", workspace / "p.txt"
+    plain.write_text("".join(lines))
+    headed.write_text(header + "".join(lines[:20]) + "not a click\n" + "".join(lines[20:]))
+
+    def predictions(*data):
+        terrace.text("predict", finished.path, "--data", *data, "--output", output)
+        return output.read_text().splitlines()
+    expected = predictions(plain)
+    assert len(expected) == 50
+    of_headed = expected[:20] + ["nan"] + expected[20:]
+    assert predictions(headed) == of_headed
+    assert predictions(headed, plain, headed) == of_headed + expected + of_headed
+
+
 def test_predict_needs_a_label_column(terrace, finished, log, workspace):
     unlabelled, prose = workspace / "unlabelled.tsv", workspace / "prose.txt"
     unlabelled.write_text("".join(line.split("\t", 1)[1] for line in log.read_text().splitlines(True)))

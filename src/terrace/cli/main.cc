@@ -164,13 +164,15 @@ void AddEvaluate(CLI::App* app, CommonArguments* common, Command* chosen) {
 
 void AddPredict(CLI::App* app, CommonArguments* common, Command* chosen) {
   CLI::App* command =
-      app->add_subcommand("predict", "Writes a probability of a click per input line");
+      app->add_subcommand("predict", "Writes a probability of a click per line of data");
   auto arguments = std::make_shared<PredictArguments>();
   command->add_option("RUN", arguments->run, "The run's folder")->required();
   command->add_option("--data", arguments->data, "Files and globs, as in data.train")
       ->required()
       ->type_name("FILE...");
-  command->add_option("--output", arguments->output, "The file to write; nan for a bad line")
+  command
+      ->add_option("--output", arguments->output,
+                   "The file to write; nan for a bad line, nothing for a header")
       ->required();
   command->footer("Example: terrace predict runs/criteo --data new.tsv --output clicks.txt");
   AddCommon(command, common);
