@@ -81,6 +81,18 @@ def test_the_nearest_command_is_named(terrace, word, nearest):
     assert f"'{word}' is no command; did you mean '{nearest}'?" in result.stderr, result.stderr
 
 
+@pytest.mark.parametrize("arguments, wrong, nearest", [
+    (("train", "a.yaml", "--resum"), "--resum", "--resume"), (("train", "a.yaml", "--overwite", "--set", "a=1"), "--overwite", "--overwrite"),
+    (("predict", "run", "--data", "x", "--ouput", "y"), "--ouput", "--output"), (("inspect", "run", "--verfy"), "--verfy", "--verify"),
+    (("generate", "--row=10", "--output", "x"), "--row", "--rows"), (("evaluate", "run", "--data", "x", "--test-fault", "x"), "--test-fault", None),
+])
+def test_the_nearest_option_is_named(terrace, arguments, wrong, nearest):
+    result = run_binary(terrace, *arguments)
+    assert result.returncode == 2
+    assert f"'{wrong}' is no option of {arguments[0]}" in result.stderr, result.stderr
+    assert (f"did you mean '{nearest}'?" in result.stderr) if nearest else "--test-faults" not in result.stderr, result.stderr
+
+
 def test_missing_and_empty_data(terrace, finished, workspace):
     (workspace / "empty.tsv").touch()
     for data, words in (("gone.csv", "no such file; correct the path\n"), ("gone*", "correct the glob\n"),
@@ -377,6 +389,16 @@ def test_all_limits_and_inputs_are_told_at_once(terrace, workspace, log):
     outcome = run.train("--set", "data.train=gone.tsv", "--set", "data.validation=lost.tsv").expect(2)
     assert "data.train: gone.tsv: no such file" in outcome.output, outcome.output
     assert "data.validation: lost.tsv: no such file" in outcome.output, outcome.output
+    # Limits do not wait for the files.
+    wrong = ("--set", "data.train=gone.tsv", "--set", "memory.budget=20MiB", "--set", "ssd.quota=10MiB")
+    for flags in (wrong, (*wrong, "--resume")):
+        outcome = run.train(*flags).expect(2)
+        assert "data.train: gone.tsv: no such file" in outcome.output, outcome.output
+        assert "memory.budget of 20.00 MiB is too small" in outcome.output, outcome.output
+    assert ("ssd.quota of 10.00 MiB is too small" in outcome.output) == ("--resume" not in flags)
+    least = [int(re.search(r"needs at least (\d+) MiB", run.train(*flags).expect(2).output).group(1))
+             for flags in (wrong, wrong[2:])]
+    assert abs(least[0] - least[1]) <= 1, "what is told without the files is what they need"
     assert not run.path.exists()
 
 

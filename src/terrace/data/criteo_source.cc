@@ -387,15 +387,19 @@ Status CriteoSource::CheckBadFraction() const {
 }
 
 std::uint64_t CriteoSource::MemoryBytes() const {
+  return BytesOf(options_, encoder_.schema(), stream_bytes_);
+}
+
+std::uint64_t CriteoSource::BytesOf(const DataOptions& options, const DataSchema& schema,
+                                    std::uint64_t stream_bytes) {
   // Besides the chunks: the decompressor, its input, and one line.
-  std::uint64_t bytes = std::max<std::uint64_t>(options_.read_ahead_bytes, 128 << 10) +
-                        stream_bytes_ + 2 * kLargestLineBytes;
-  if (windowed()) {
-    const DataSchema& schema = encoder_.schema();
+  std::uint64_t bytes = std::max<std::uint64_t>(options.read_ahead_bytes, 128 << 10) +
+                        stream_bytes + 2 * kLargestLineBytes;
+  if (options.shuffle == "examples") {
     // Label, origin, dense, keys and their ends; vectors that grow hold up to twice as much.
     const std::uint64_t example = 4 + 4 + 8 + 4 + 4 * std::uint64_t{schema.dense_width()} +
                                   12 * std::uint64_t{schema.slots.size()};
-    bytes += 2 * example * options_.shuffle_window;
+    bytes += 2 * example * options.shuffle_window;
   }
   return bytes;
 }

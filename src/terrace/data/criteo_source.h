@@ -23,6 +23,10 @@ class CriteoSource final : public ExampleSource {
   // As OpenSource. REQUIRES: options are checked. Borrows fs.
   static Result<std::unique_ptr<ExampleSource>> Open(FileSystem* fs, const DataOptions& options);
 
+  // MemoryBytes of one with these options; stream_bytes: of the hungriest decompressor.
+  static std::uint64_t BytesOf(const DataOptions& options, const DataSchema& schema,
+                               std::uint64_t stream_bytes);
+
   const DataSchema& schema() const override { return encoder_.schema(); }
   Result<std::optional<Batch>> NextIn(std::uint32_t examples, std::uint32_t minibatch,
                                       Batch old) override;

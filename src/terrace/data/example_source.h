@@ -101,5 +101,7 @@ Result<std::unique_ptr<ExampleSource>> OpenSource(FileSystem* fs, const DataOpti
 
 // Of the source that the options name, whether or not its files are there. Errors: of the options.
 Result<DataSchema> SchemaOf(const DataOptions& options);
+// Likewise, ExampleSource::MemoryBytes of one whose files are not compressed.
+Result<std::uint64_t> LeastSourceBytes(const DataOptions& options);
 
 }  // namespace terrace
