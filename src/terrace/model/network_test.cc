@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -212,13 +211,13 @@ std::vector<float> Train(const NetworkSpec& spec, const NetworkInputSpec& inputs
 
 TEST(ComputeThread, FlushesDenormals) {
   int before = 0, after = 0;
-  std::thread raw([&] {
+  Thread thread("compute", ThreadPriority::kNormal, [&] {
     KeepDenormals();
     before = FlushedDenormals();
     PrepareComputeThread();
     after = FlushedDenormals();
   });
-  raw.join();
+  thread.Join();
   EXPECT_EQ(before, 0);
   EXPECT_EQ(after, 2);
 }
