@@ -386,11 +386,11 @@ Status TrainingRun::AfterFailure(const Status& failure) {
   return wanted ? stopped : WithWayOn(stopped);
 }
 
-bool TrainingRun::LeavesMoreThanSaved(const Status& failure) {
+bool TrainingRun::LeavesMoreThanSaved(const Status& failure) const {
+  if (SameStatus(failure, sound_failure_)) return cursor_.examples > checkpointed_examples_;
   // A full disk or quota, or memory, leaves what was trained intact: the reserve is there for one
   // last checkpoint.
-  if (failure.code() == StatusCode::kIo || failure.code() == StatusCode::kOutOfMemory) return true;
-  return SameStatus(failure, sound_failure_) && cursor_.examples > checkpointed_examples_;
+  return failure.code() == StatusCode::kIo || failure.code() == StatusCode::kOutOfMemory;
 }
 
 Status TrainingRun::WithWayOn(const Status& failure) const {

@@ -111,7 +111,7 @@ class TrainingRun {
   Status ReserveForLastCheckpoint() TERRACE_EXCLUDES(checkpoints_mu_);
   Status AfterFailure(const Status& failure);
   // Whether a checkpoint of what was trained before is worth its place.
-  bool LeavesMoreThanSaved(const Status& failure);
+  bool LeavesMoreThanSaved(const Status& failure) const;
   // Of a disk that fails or is full, or a log that is damaged: adds what the run still has and how
   // it goes on.
   Status WithWayOn(const Status& failure) const;
