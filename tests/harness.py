@@ -190,6 +190,23 @@ class Run:
             time.sleep(0.005)
 
 
+class Interruptions:
+    """Of the runs that a signal was to end on the way some may be faster than it. Where most are, nothing was tested."""
+
+    def __init__(self):
+        self.sent = self.ended = 0
+
+    def add(self, outcome, expected):
+        """A run that ended with `expected` was ended by the signal; one that was done ended with 0."""
+        assert outcome.code in (expected, 0), f"exit {outcome.code}\n{outcome.output[-4000:]}"
+        self.sent += 1
+        self.ended += outcome.code == expected
+
+    def check(self):
+        print(f"{self.ended} of {self.sent} runs were ended by the signal")
+        assert 2 * self.ended >= self.sent, f"{self.sent - self.ended} of {self.sent} runs were done before the signal came"
+
+
 def without_measurements(line):
     """A line of metrics.jsonl without what was measured: all else is a function of the job."""
     return {name: value for name, value in line.items() if name not in ("performance", "seconds")}

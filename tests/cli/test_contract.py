@@ -1,6 +1,7 @@
 """What people script against: commands, files, exit statuses."""
 import json
 import math
+import re
 import shlex
 import signal
 
@@ -243,6 +244,91 @@ def test_bad_lines_further_on_fail_the_run(terrace, workspace, log):
     assert run.summary()["examples"] == 2000
 
 
+def stopped_by(run, words, *flags):
+    """The examples at which a run has stopped, with a checkpoint of all of them."""
+    output = run.train(*flags).expect(1).output
+    assert words in output, output
+    examples = int(re.search(r"training stopped at example (\d+): ", output).group(1))
+    assert f"a checkpoint at example {examples} holds all that was trained" in output, output
+    return examples
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "bad lines"])
+def test_what_came_before_damage_of_the_log_is_kept(terrace, workspace, log, damage, depth):
+    """It is trained and saved, and with the log mended the run ends as if nothing had been."""
+    suffix = ".tsv" if damage == "bad lines" else ".tsv.zst"
+    lines = log.read_text().splitlines(True) * 8
+    whole, data = workspace / "whole.tsv", workspace / f"data{suffix}"
+    whole.write_text("".join(lines))
+    job = jobs.tiny([data], checkpoint={"every_batches": 0, "keep": 2})
+    job["pipeline"] = {"depth": depth}
+    undisturbed = harness.Run(terrace, workspace, {**job, "data": {**job["data"], "train": [str(whole)]}}, name="undisturbed")
+    undisturbed.train().expect(0)
+    if damage == "bad lines":
+        data.write_text("".join(lines[:7000]) + "bad\n" * 1000 + "".join(lines[7000:]))
+        words = "of 7,071 lines are bad"
+    else:
+        content = bytearray(harness.compress(whole, suffix).read_bytes())
+        words = "ends too early"
+        if damage == "flipped":
+            at = len(content) * 2 // 3
+            content[at:at + 64] = bytes(64)
+            words = f"{data}: byte "
+        data.write_bytes(content[:len(content) * 2 // 3] if damage == "cut" else content)
+    run = harness.Run(terrace, workspace, job)
+    examples = stopped_by(run, words)
+    assert examples == (7000 // 128 * 128 if damage == "bad lines" else examples // 128 * 128) > 2000
+    assert len(run.checkpoints()) == 1 and run.verify()
+    # What has been saved is not saved again.
+    outcome = run.train("--resume").expect(1)
+    assert f"training stopped at example {examples}: " in outcome.output and "Checkpoint 1 is intact" in outcome.output, outcome.output
+    assert len(run.checkpoints()) == 1
+    run.train("--resume", "--accept", "data", "--set", f"data.train=[{whole}]").expect(0)
+    harness.assert_same(undisturbed.result(), run.result(), f"{damage}, depth {depth}")
+
+
+def test_damage_of_the_validation_data_costs_nothing(terrace, workspace, log):
+    validation = workspace / "validation.tsv"
+    validation.write_text(log.read_text())
+    job = jobs.tiny([log], [validation], checkpoint={"every_batches": 0, "keep": 2}, validation={"every_examples": 1024})
+    undisturbed = harness.Run(terrace, workspace, job, name="undisturbed")
+    undisturbed.train().expect(0)
+    validation.write_text(log.read_text() + "bad\n" * 1000)
+    run = harness.Run(terrace, workspace, job)
+    assert stopped_by(run, "validation: ") == 1024
+    validation.write_text(log.read_text())
+    run.train("--resume").expect(0)
+    harness.assert_same(undisturbed.result(), run.result(), "validation mended")
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_what_came_before_an_overflow_is_kept(terrace, workspace, log, depth):
+    job = jobs.tiny([log], checkpoint={"every_batches": 0, "keep": 2})
+    job["network"] = {"type": "dnn", "hidden": [16] * 5, "optimizer": {"type": "sgd", "learning_rate": 1e6}}
+    job["table"]["optimizer"] = {"type": "sgd", "learning_rate": 1e6}
+    job["pipeline"] = {"depth": depth}
+    run = harness.Run(terrace, workspace, job)
+    examples = stopped_by(run, "nothing of it was applied")
+    assert examples > 0
+    ended = harness.Run(terrace, workspace, job, name="ended", **{"training.max_examples": examples})
+    ended.train().expect(0)
+    assert run.digest() == ended.digest() and run.verify()
+
+
+def test_damaged_rows_are_not_saved(terrace, workspace, logs):
+    """What is wrong with the run's own files is no matter of the log: nothing is written over what was sound."""
+    job = jobs.interrupted([logs.criteo(jobs.INTERRUPTED_ROWS, **jobs.EVICTING_LOG)])
+    run = harness.Run(terrace, workspace, job)
+    run.train("--test-kill-at", "checkpoint.before_publish:4").expect(-signal.SIGKILL)
+    before = {name: (run.path / "checkpoints" / name).read_bytes() for name in run.checkpoints()}
+    outcome = run.train("--resume", "--set", "checkpoint.every_batches=0", "--test-faults", "read:20+:flip:rows-").expect(1)
+    assert "--repair" in outcome.output and "holds all that was trained" not in outcome.output, outcome.output
+    assert {name: (run.path / "checkpoints" / name).read_bytes() for name in run.checkpoints()} == before
+    run.train("--resume").expect(0)
+    run.verify()
+
+
 def test_missing_input(terrace, workspace, log):
     run = harness.Run(terrace, workspace, jobs.tiny([log, workspace / "gone.tsv"]))
     outcome = run.train().expect(2)
@@ -339,6 +425,73 @@ def test_resume_of_a_finished_run_with_another_seed_is_refused(finished):
     assert "seed" in outcome.output and "11" in outcome.output and "12" in outcome.output, outcome.output
 
 
+@pytest.mark.parametrize("shuffle", ["none", "files", "examples"])
+@pytest.mark.parametrize("change", ["moved", "compressed", "mended"])
+def test_resume_with_a_log_that_was(terrace, workspace, log, change, shuffle):
+    """Accepted once, the new files are the run's, and its bits those of a run that had them from the start."""
+    parts = [workspace / f"part{number}.tsv" for number in range(3)]
+    lines = log.read_text().splitlines(True)
+    for number, part in enumerate(parts):
+        part.write_text("".join(lines[number * 600:(number + 1) * 600]))
+    job = jobs.tiny(parts, checkpoint={"every_batches": 1, "keep": 2})
+    job["data"].update(epochs=3, shuffle=shuffle, shuffle_window=200)
+    undisturbed = harness.Run(terrace, workspace, job, name="undisturbed")
+    undisturbed.train().expect(0)
+    run = harness.Run(terrace, workspace, job)
+    run.train("--test-kill-at", "checkpoint.before_publish:5").expect(-signal.SIGKILL)
+    (workspace / "moved").mkdir()
+    files = [workspace / "moved" / part.name for part in parts]
+    if change == "compressed":
+        files = [harness.compress(part, ".tsv.zst") for part in parts]
+    for part, file in zip(parts, files):
+        if change != "compressed":
+            # Examples are counted without bad lines, behind which bytes lie elsewhere.
+            file.write_text(("bad\n" * 3 if change == "mended" else "") + part.read_text())
+        part.unlink()
+    new = ("--resume", "--set", f"data.train=[{','.join(map(str, files))}]")
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file() and path.name != "LOCK"}
+    refused = run.train(*new).expect(2).output
+    assert f"data files: the run has '{parts[0]}:" in refused and "--accept data" in refused, refused
+    run.train(*new, "--accept", "threads").expect(2)
+    assert {path: path.read_bytes() for path in before} == before
+    outcome = run.train(*new, "--accept", "data", "--test-kill-at", "checkpoint.before_publish:2").expect(-signal.SIGKILL)
+    assert "accepted: what the run has read" in outcome.output and "resuming from checkpoint 4" in outcome.output, outcome.output
+    # The checkpoint since then has the new list.
+    run.train(*new).expect(0)
+    results = [undisturbed.result(), run.result()]
+    for result in results:
+        bad = [line.pop("bad_lines", 0) for line in result["metrics"]]
+        assert any(bad) == (change == "mended" and result is results[1])
+    harness.assert_same(*results, f"{change}, {shuffle}")
+    run.verify()
+
+
+def test_accepted_files_must_have_the_position(terrace, workspace, log):
+    lines = log.read_text().splitlines(True)
+    data, short, split = workspace / "data.tsv", workspace / "short.tsv", [workspace / "a.tsv", workspace / "b.tsv"]
+    data.write_bytes(log.read_bytes())
+    short.write_text("".join(lines[:1500]))
+    split[0].write_text("".join(lines[:700]))
+    split[1].write_text("".join(lines[700:]))
+    job = jobs.tiny([data], checkpoint={"every_batches": 1, "keep": 2})
+    undisturbed = harness.Run(terrace, workspace, job, name="undisturbed")
+    undisturbed.train().expect(0)
+    run = harness.Run(terrace, workspace, job)
+    run.train("--test-kill-at", "checkpoint.before_publish:4").expect(-signal.SIGKILL)
+    digest = run.digest()
+    accept = ("--resume", "--accept", "data", "--set")
+    outcome = run.train(*accept, f"data.train=[{short}]").expect(2)
+    assert "--accept data: the data has only 1,500 examples in an epoch, fewer than the 1,536" in outcome.output, outcome.output
+    assert "data: the run has" in run.train(*accept, f"data.train=[{short}]", "--set", "data.epochs=2").expect(2).output
+    assert run.digest() == digest and run.verify()
+    run.train(*accept, f"data.train=[{split[0]},{split[1]}]").expect(0)
+    harness.assert_same(undisturbed.result(), run.result(), "split")
+    shuffled = harness.Run(terrace, workspace, job, name="shuffled", **{"data.shuffle": "files"})
+    shuffled.train("--test-kill-at", "checkpoint.before_publish:4").expect(-signal.SIGKILL)
+    outcome = shuffled.train(*accept, f"data.train=[{split[0]},{split[1]}]").expect(2)
+    assert "the run has 1 files and the job now 2" in outcome.output, outcome.output
+
+
 def test_resume_with_another_seed_is_refused(terrace, workspace, log):
     run = interrupted(terrace, workspace, log)
     outcome = run.train("--resume", "--set", "seed=12").expect(2)
@@ -370,6 +523,24 @@ def test_predict(terrace, finished, log, workspace):
     logloss = -sum(math.log(p if y else 1 - p) for p, y in
                    zip((p for p in predictions if not math.isnan(p)), labels)) / len(labels)
     assert abs(logloss - finished.summary()["validation"]["logloss"]) < 1e-3
+
+
+def test_predict_writes_no_line_for_a_header(terrace, finished, log, workspace):
+    """A probability for each line of data; files follow each other."""
+    lines = log.read_text().splitlines(True)[:50]
+    header = "\t".join(["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]) + "\n"
+    plain, headed, output = workspace / "plain.tsv", workspace / "headed.tsv", workspace / "p.txt"
+    plain.write_text("".join(lines))
+    headed.write_text(header + "".join(lines[:20]) + "not a click\n" + "".join(lines[20:]))
+
+    def predictions(*data):
+        terrace.text("predict", finished.path, "--data", *data, "--output", output)
+        return output.read_text().splitlines()
+    expected = predictions(plain)
+    assert len(expected) == 50
+    of_headed = expected[:20] + ["nan"] + expected[20:]
+    assert predictions(headed) == of_headed
+    assert predictions(headed, plain, headed) == of_headed + expected + of_headed
 
 
 def test_predict_needs_a_label_column(terrace, finished, log, workspace):

@@ -41,6 +41,14 @@ PRINCIPAL = ("memory.budget", "pipeline.depth", "training.batch", "ssd.shards", 
 
 
 @pytest.fixture(scope="module")
+def interruptions():
+    """Of all tests of this module together."""
+    counted = harness.Interruptions()
+    yield counted
+    counted.check()
+
+
+@pytest.fixture(scope="module")
 def job_of(logs):
     """suffix -> the job over that input."""
     validation = logs.criteo(2000, seed=4, cardinality=40_000, zipf=0.6)
@@ -104,7 +112,7 @@ def resume_as_advised(run, outcome):
     outcome.expect(0)
 
 
-def train(run, interrupt, rng):
+def train(run, interrupt, rng, interruptions):
     """To the end, in one process or with SIGINT on the way."""
     process = run.start()
     if interrupt:
@@ -112,16 +120,18 @@ def train(run, interrupt, rng):
         process.signal(signal.SIGINT)
     signalled = time.monotonic()
     outcome = process.wait()
+    # A run whose index outgrew its budget, or that was faster than the signal, was not ended by it.
+    if interrupt and outcome.code != 1:
+        interruptions.add(outcome, 130)
     if outcome.code == 130:
         assert interrupt and run.checkpoints(), "an interrupted run leaves a checkpoint"
         assert time.monotonic() - signalled < 60, "a signal ends a run soon"
         # Another eviction policy may go on.
         outcome = run.train("--resume", "--set", f"cache.policy={rng.choice(AXES['cache.policy'])}")
-    # A run that was faster than the signal is done.
     resume_as_advised(run, outcome)
 
 
-def check(terrace, workspace, job_of, reference, settings, rng):
+def check(terrace, workspace, job_of, reference, settings, rng, interruptions):
     settings = dict(settings)
     suffix, interrupt = settings.pop("suffix"), settings.pop("interrupt")
     settings.update(zip(INDEX_READ, settings.pop(INDEX_READ)))
@@ -129,7 +139,7 @@ def check(terrace, workspace, job_of, reference, settings, rng):
     if least:
         settings["memory.budget"] = least_budget(terrace, workspace, job_of(suffix), settings)
     run = harness.Run(terrace, workspace, job_of(suffix), **settings)
-    train(run, interrupt, rng)
+    train(run, interrupt, rng, interruptions)
     summary = run.summary()
     if least:
         # Else the comparison proves nothing. The summary would be of the last process alone.
@@ -152,7 +162,7 @@ def test_checkpoints_amid_working_sets(terrace, workspace, job_of, reference, de
     harness.assert_same(reference, run.result(), f"with batches of {adapted} at depth {depth}")
 
 
-def test_sample(terrace, workspace, combined_job_of, combined_reference, sample_seed):
+def test_sample(terrace, workspace, combined_job_of, combined_reference, sample_seed, interruptions):
     """Every pair of values of any two settings."""
     rows = pairwise.pairwise(AXES, sample_seed)
     rng = random.Random(sample_seed)
@@ -161,11 +171,11 @@ def test_sample(terrace, workspace, combined_job_of, combined_reference, sample_
         folder = workspace / str(number)
         folder.mkdir()
         print(settings)
-        check(terrace, folder, combined_job_of, combined_reference, settings, rng)
+        check(terrace, folder, combined_job_of, combined_reference, settings, rng, interruptions)
         harness.remove(folder)
 
 
-def test_all(terrace, workspace, combined_job_of, combined_reference, sample_seed, full):
+def test_all(terrace, workspace, combined_job_of, combined_reference, sample_seed, full, interruptions):
     """Every combination of the settings that matter most; the others are drawn."""
     if not full:
         pytest.skip("hours: runs with --full")
@@ -175,12 +185,12 @@ def test_all(terrace, workspace, combined_job_of, combined_reference, sample_see
         folder = workspace / str(number)
         folder.mkdir()
         print(settings)
-        check(terrace, folder, combined_job_of, combined_reference, settings, rng)
+        check(terrace, folder, combined_job_of, combined_reference, settings, rng, interruptions)
         harness.remove(folder)
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_repeating_keys(terrace, workspace, logs, number, sample_seed):
+def test_repeating_keys(terrace, workspace, logs, number, sample_seed, interruptions):
     """Where keys repeat, the first layer goes by the distinct rows of a mini-batch."""
     rng = random.Random(f"{sample_seed}-{number}")
     validation = logs.criteo(1000, seed=4, cardinality=40_000, zipf=1.1)
@@ -198,7 +208,7 @@ def test_repeating_keys(terrace, workspace, logs, number, sample_seed):
     settings.update({"memory.budget": "least", INDEX_READ: (("key", "group")[number % 2], "planned"),
                      "table.expected_keys": 120_000, "interrupt": number < 2})
     print(settings)
-    check(terrace, folders[1], make, expected, settings, rng)
+    check(terrace, folders[1], make, expected, settings, rng, interruptions)
     for folder in folders:
         summary = json.loads((folder / "run/summary.json").read_text())
         assert summary["steps_by_rows"] * 256 == summary["process_examples"] > 0

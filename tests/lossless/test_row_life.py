@@ -29,6 +29,14 @@ TABLES = {
 }
 
 
+@pytest.fixture(scope="module")
+def interruptions():
+    """Of all tests of this module together."""
+    counted = harness.Interruptions()
+    yield counted
+    counted.check()
+
+
 @pytest.fixture(scope="module", params=TABLES)
 def job(request, logs):
     # Keys that are shown a few times each.
@@ -54,7 +62,7 @@ def reference(terrace, job, tmp_path_factory):
     return run.result()
 
 
-def train(run, interrupt, rng):
+def train(run, interrupt, rng, interruptions):
     """To the end, with a signal on the way; a killed run resumes more than once."""
     signals = {None: 0, signal.SIGINT: 1, signal.SIGKILL: 2}[interrupt]
     outcome = None
@@ -64,11 +72,14 @@ def train(run, interrupt, rng):
         time.sleep(0.05 * rng.random())
         process.signal(interrupt)
         outcome = process.wait()
+        interruptions.add(outcome, 130 if interrupt == signal.SIGINT else -interrupt)
+        if outcome.code == 0:
+            break
     if signals == 0 or outcome.code != 0:
         run.train(*(["--resume"] if signals else [])).expect(0)
 
 
-def test_sample(terrace, workspace, job, reference, sample_seed):
+def test_sample(terrace, workspace, job, reference, sample_seed, interruptions):
     """Every pair of values of any two settings; index and policies are drawn."""
     rng = random.Random(sample_seed)
     rows = pairwise.pairwise(AXES, sample_seed)
@@ -82,7 +93,7 @@ def test_sample(terrace, workspace, job, reference, sample_seed):
         folder.mkdir()
         interrupt = settings.pop("interrupt")
         run = harness.Run(terrace, folder, job, **settings)
-        train(run, interrupt, rng)
+        train(run, interrupt, rng, interruptions)
         if settings["memory.budget"] == jobs.SMALL_BUDGET:
             # Over all processes of the run.
             evictions += sum(line["performance"]["cache"]["evictions"] for line in run.metrics() if line["kind"] == "interval")
@@ -191,7 +202,7 @@ def test_killed_within(terrace, workspace, job, reference, point):
         harness.remove(run.path)
 
 
-def test_tables_of_their_own(terrace, workspace, logs, sample_seed):
+def test_tables_of_their_own(terrace, workspace, logs, sample_seed, interruptions):
     """Each table counts and forgets by its own settings, one with a filter that is half full."""
     rng = random.Random(sample_seed)
     job = jobs.evicting([logs.criteo(jobs.EVICTING_ROWS, **jobs.EVICTING_LOG)],
@@ -211,7 +222,7 @@ def test_tables_of_their_own(terrace, workspace, logs, sample_seed):
             ("killed", {"memory.budget": "192MiB", "pipeline.depth": 3, "training.batch": 512, "ssd.shards": 2,
                         "checkpoint.every_batches": 1, "ssd.file_size": "1MiB"}, signal.SIGKILL)):
         run = harness.Run(terrace, workspace, job, name, **changes)
-        train(run, interrupt, rng)
+        train(run, interrupt, rng, interruptions)
         results[name] = run.result()
         harness.assert_same(results["memory"], results[name], name)
         run.verify()

@@ -175,6 +175,35 @@ def test_a_resume_whose_index_does_not_fit_is_refused(terrace, workspace):
     run.train("--resume", "--set", f"memory.budget={needed}MiB").expect(0)
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_index_that_outgrows_the_budget(terrace, workspace, depth):
+    """The run stops after a checkpoint and says which budget would do; with that it goes on as if it had had it from the start."""
+    job = jobs.tiny([], data={"format": "synthetic", "rows": 32768, "cardinality": 10**9, "zipf": 0.5},
+                    training={"batch": 4096, "minibatch": 512, "threads": 2}, checkpoint={"every_batches": 0, "keep": 2})
+    settings = {"table.dim": 1, "table.index": "key", "pipeline.depth": depth}
+    undisturbed = harness.Run(terrace, workspace, job, "undisturbed", **settings, **{"memory.budget": "512MiB"})
+    undisturbed.train().expect(0)
+    assert undisturbed.summary()["rows"] > 800_000
+    run = harness.Run(terrace, workspace, job, **settings)
+    refused = run.train("--set", "memory.budget=16MiB").expect(2)
+    budget = int(re.search(r"needs at least (\d+) MiB", refused.output).group(1))
+    trained = stops = 0
+    outcome = run.train("--set", f"memory.budget={budget}MiB")
+    while outcome.code == 1:
+        assert "the index of the rows on disk has grown to" in outcome.output, outcome.output
+        advised = int(re.search(r"go on with --resume --set memory\.budget=(\d+)MiB", outcome.output).group(1))
+        examples = int(re.search(r"training stopped at example (\d+): ", outcome.output).group(1))
+        assert advised > budget and trained < examples < 32768
+        assert f"a checkpoint at example {examples} holds all that was trained" in outcome.output, outcome.output
+        assert json.loads(terrace.text("inspect", run.path, "--json"))["examples"] == examples
+        budget, trained, stops = advised, examples, stops + 1
+        outcome = run.train("--resume", "--set", f"memory.budget={budget}MiB")
+    outcome.expect(0)
+    assert stops > 0, "the index did not outgrow the budget"
+    assert run.summary()["memory"]["peak_bytes"] <= budget * jobs.MIB
+    harness.assert_same(undisturbed.result(), run.result(), f"stopped {stops} times")
+
+
 def test_no_memory_left(terrace, workspace, logs):
     """A limit of the address space, wherever it strikes: a message, and the run goes on from its last checkpoint."""
     job = large_job(logs.criteo(4000, **jobs.EVICTING_LOG))

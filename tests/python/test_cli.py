@@ -81,6 +81,18 @@ def test_the_nearest_command_is_named(terrace, word, nearest):
     assert f"'{word}' is no command; did you mean '{nearest}'?" in result.stderr, result.stderr
 
 
+@pytest.mark.parametrize("arguments, wrong, nearest", [
+    (("train", "a.yaml", "--resum"), "--resum", "--resume"), (("train", "a.yaml", "--overwite", "--set", "a=1"), "--overwite", "--overwrite"),
+    (("predict", "run", "--data", "x", "--ouput", "y"), "--ouput", "--output"), (("inspect", "run", "--verfy"), "--verfy", "--verify"),
+    (("generate", "--row=10", "--output", "x"), "--row", "--rows"), (("evaluate", "run", "--data", "x", "--test-fault", "x"), "--test-fault", None),
+])
+def test_the_nearest_option_is_named(terrace, arguments, wrong, nearest):
+    result = run_binary(terrace, *arguments)
+    assert result.returncode == 2
+    assert f"'{wrong}' is no option of {arguments[0]}" in result.stderr, result.stderr
+    assert (f"did you mean '{nearest}'?" in result.stderr) if nearest else "--test-faults" not in result.stderr, result.stderr
+
+
 def test_missing_and_empty_data(terrace, finished, workspace):
     (workspace / "empty.tsv").touch()
     for data, words in (("gone.csv", "no such file; correct the path\n"), ("gone*", "correct the glob\n"),
@@ -315,6 +327,40 @@ def test_outputs_that_must_not_be_replaced(terrace, finished, log, workspace):
         assert not (workspace / "behind.partial").exists()
 
 
+def test_outputs_within_a_run_are_refused(terrace, log, workspace):
+    """Predictions in the place of a checkpoint would cost the run."""
+    run = harness.Run(terrace, workspace, jobs.tiny([log]), **{"ssd.paths": [str(workspace / "disk")]})
+    run.train().expect(0)
+    (rows,) = (workspace / "disk").iterdir()
+    other = harness.Run(terrace, workspace, jobs.tiny([log]), name="other")
+    other.train().expect(0)
+    (workspace / "link").symlink_to(run.path / "checkpoints")
+    (workspace / "file").symlink_to(run.path / "summary.json")
+    (workspace / "x").mkdir()
+    inside = [run.path / "checkpoints" / run.checkpoints()[-1], run.path / "metrics.jsonl", run.path / "LOCK", run.path / "RUN",
+              run.path / "dense" / "new.txt", workspace / "link" / run.checkpoints()[-1], workspace / "file",
+              f"{workspace}/x/../run/metrics.jsonl"]
+    manifest = next(path for path in rows.rglob("manifest-*"))
+
+    def state():
+        return {path: path.read_bytes() for path in workspace.rglob("*") if path.is_file()}
+    before = state()
+    for command in (("generate", "--rows", 100), ("predict", run.path, "--data", log)):
+        for output, named in [(output, run.path) for output in inside] + [(manifest, run.path), (rows / "new", run.path),
+                                                                          (other.path / "job.yaml", other.path)]:
+            refused = run_binary(terrace, *command, "--output", output)
+            assert refused.returncode == 2, (output, refused.stderr)
+            assert f"the run '{named}'" in refused.stderr and "name a file outside" in refused.stderr, refused.stderr
+    refused = subprocess.run([str(terrace.binary), "predict", ".", "--data", str(log), "--output", "metrics.jsonl"],
+                             cwd=run.path, capture_output=True, text=True, timeout=harness.PATIENCE_SECONDS)
+    assert refused.returncode == 2 and f"the run '{run.path}'" in refused.stderr, refused.stderr
+    assert state() == before
+    # Beside a run, and in a folder that holds another's file of that name.
+    (workspace / "x" / "RUN").write_text("mine")
+    for output in (workspace / "disk" / "p.txt", workspace / "run.txt", workspace / "x" / "p.txt"):
+        assert run_binary(terrace, "predict", run.path, "--data", log, "--output", output).returncode == 0
+
+
 def test_an_interrupted_prediction_leaves_nothing(terrace, finished, log, workspace):
     data, output = workspace / "data.tsv", workspace / "out.txt"
     data.write_text(log.read_text() * 500)
@@ -343,6 +389,16 @@ def test_all_limits_and_inputs_are_told_at_once(terrace, workspace, log):
     outcome = run.train("--set", "data.train=gone.tsv", "--set", "data.validation=lost.tsv").expect(2)
     assert "data.train: gone.tsv: no such file" in outcome.output, outcome.output
     assert "data.validation: lost.tsv: no such file" in outcome.output, outcome.output
+    # Limits do not wait for the files.
+    wrong = ("--set", "data.train=gone.tsv", "--set", "memory.budget=20MiB", "--set", "ssd.quota=10MiB")
+    for flags in (wrong, (*wrong, "--resume")):
+        outcome = run.train(*flags).expect(2)
+        assert "data.train: gone.tsv: no such file" in outcome.output, outcome.output
+        assert "memory.budget of 20.00 MiB is too small" in outcome.output, outcome.output
+    assert ("ssd.quota of 10.00 MiB is too small" in outcome.output) == ("--resume" not in flags)
+    least = [int(re.search(r"needs at least (\d+) MiB", run.train(*flags).expect(2).output).group(1))
+             for flags in (wrong, wrong[2:])]
+    assert abs(least[0] - least[1]) <= 1, "what is told without the files is what they need"
     assert not run.path.exists()
 
 

@@ -17,6 +17,7 @@
 #include "terrace/base/mutex.h"
 #include "terrace/base/rng.h"
 #include "terrace/base/status.h"
+#include "terrace/base/testing/denormals.h"
 #include "terrace/base/testing/temporary_folder.h"
 #include "terrace/base/thread.h"
 #include "terrace/base/units.h"
@@ -133,6 +134,36 @@ TEST(WorkerGroup, AFreeThreadTakesTheTasksOfOneThatIsHeldUp) {
     ++done;
   });
   EXPECT_EQ(done, 5);
+}
+
+// A thread is born with the settings of the one that starts it, so that one must have others.
+TEST(Thread, FlushesDenormals) {
+  KeepDenormals();
+  for (const ThreadPriority priority : {ThreadPriority::kNormal, ThreadPriority::kYielding}) {
+    int flushed = 0;
+    Thread thread("flushing", priority, [&] { flushed = FlushedDenormals(); });
+    thread.Join();
+    EXPECT_EQ(flushed, 2);
+  }
+  EXPECT_EQ(FlushedDenormals(), 0);
+  FlushDenormals();
+  EXPECT_EQ(FlushedDenormals(), 2);
+  KeepDenormals();
+}
+
+TEST(WorkerGroup, ItsOwnThreadsFlushDenormals) {
+  KeepDenormals();
+  constexpr int kThreads = 3;
+  WorkerGroup workers("flushing", kThreads);
+  std::atomic<int> arrived{0}, flushed{0};
+  // A task on each thread: none ends before all have begun.
+  workers.Run(kThreads, [&](int /*task*/) {
+    flushed += FlushedDenormals();
+    ++arrived;
+    while (arrived < kThreads) std::this_thread::yield();
+  });
+  EXPECT_EQ(FlushedDenormals(), 0);
+  EXPECT_EQ(flushed, 2 * (kThreads - 1));
 }
 
 TEST(Thread, TellsItsCpuTimeWhileItRuns) {

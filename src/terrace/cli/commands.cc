@@ -15,6 +15,7 @@
 #include "terrace/io/same_file.h"
 #include "terrace/train/evaluator.h"
 #include "terrace/train/job.h"
+#include "terrace/train/run_marker.h"
 #include "terrace/train/summary.h"
 #include "terrace/train/trainer.h"
 
@@ -81,6 +82,7 @@ Result<std::string> OutputPlace(FileSystem* fs, const std::string& output) {
   }
   TERRACE_RETURN_IF_ERROR(followed.status());
   const std::string& place = *followed;
+  TERRACE_RETURN_IF_ERROR(RefuseInsideRun(fs, place).WithContext("--output"));
   const Result<FileInfo> info = fs->Stat(place);
   if (info.status().code() == StatusCode::kNotFound) return place;
   TERRACE_RETURN_IF_ERROR(info.status());

@@ -93,7 +93,7 @@ int ReportFailure(const Status& status);
 // The same; where a file of the run is damaged, says too which commands tell more.
 int ReportFailureOfRun(const Status& status, const std::string& run);
 // Where a command's --output is to be written, through links. kInvalidArgument: there is something
-// that must not be replaced, a folder or a device, say.
+// that must not be replaced, a folder or a device, say, or the place lies within a run.
 Result<std::string> OutputPlace(FileSystem* fs, const std::string& output);
 // Writes to standard output; kExitFailed when that cannot be written.
 int PrintResult(const std::string& text);

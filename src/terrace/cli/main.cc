@@ -126,9 +126,9 @@ void AddTrain(CLI::App* app, CommonArguments* common, Command* chosen) {
       ->excludes(resume);
   command
       ->add_option("--accept", arguments->accept,
-                   "processor or threads: go on although the run had another")
+                   "data (its files), processor or threads: go on although the run had another")
       ->allow_extra_args(false)
-      ->check(CLI::IsMember({"processor", "threads"}));
+      ->check(CLI::IsMember({"data", "processor", "threads"}));
   command->add_flag("--help-job", *help_job, "Prints all keys of a job file");
   command->footer("Example: terrace train examples/criteo.yaml --set data.train=[log.tsv]");
   AddCommon(command, common);
@@ -164,13 +164,15 @@ void AddEvaluate(CLI::App* app, CommonArguments* common, Command* chosen) {
 
 void AddPredict(CLI::App* app, CommonArguments* common, Command* chosen) {
   CLI::App* command =
-      app->add_subcommand("predict", "Writes a probability of a click per input line");
+      app->add_subcommand("predict", "Writes a probability of a click per line of data");
   auto arguments = std::make_shared<PredictArguments>();
   command->add_option("RUN", arguments->run, "The run's folder")->required();
   command->add_option("--data", arguments->data, "Files and globs, as in data.train")
       ->required()
       ->type_name("FILE...");
-  command->add_option("--output", arguments->output, "The file to write; nan for a bad line")
+  command
+      ->add_option("--output", arguments->output,
+                   "The file to write; nan for a bad line, nothing for a header")
       ->required();
   command->footer("Example: terrace predict runs/criteo --data new.tsv --output clicks.txt");
   AddCommon(command, common);
@@ -279,6 +281,28 @@ std::string WrongCommand(const CLI::App& app, int argc, char** argv) {
                      fmt::join(names, ", "));
 }
 
+// The options that the chosen command does not have, with the nearest ones that it has, or empty.
+std::string WrongOptions(const CLI::App& app) {
+  std::string wrong;
+  for (const CLI::App* command : app.get_subcommands()) {
+    std::vector<std::string> names;
+    for (const CLI::Option* option : command->get_options()) {
+      if (option->get_group().empty()) continue;  // Of tests.
+      for (const std::string& name : option->get_lnames()) names.push_back(name);
+    }
+    for (const std::string& argument : command->remaining()) {
+      if (!argument.starts_with("--") || argument.size() == 2) continue;
+      const std::string name = argument.substr(2, argument.find('=') - 2);
+      const std::string nearest = NearestName(name, names);
+      wrong += fmt::format("{}'--{}' is no option of {}{}", wrong.empty() ? "" : "\n", name,
+                           command->get_name(),
+                           nearest.empty() ? "" : fmt::format("; did you mean '--{}'?", nearest));
+    }
+    if (!wrong.empty()) wrong += fmt::format(" (terrace {} --help)", command->get_name());
+  }
+  return wrong;
+}
+
 int Main(int argc, char** argv) {
   ConfigureAllocator();
   RaiseOpenFileLimit();
@@ -305,6 +329,11 @@ int Main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
+    const std::string wrong = error.get_exit_code() == 0 ? "" : WrongOptions(app);
+    if (!wrong.empty()) {
+      LogText(LogLevel::kError, wrong);
+      return kExitWrong;
+    }
     // Help and version are "errors" with code 0.
     return app.exit(error) == 0 ? kExitDone : kExitWrong;
   }

@@ -73,6 +73,9 @@ struct Batch {
   std::uint64_t MemoryBytes() const;
   // No examples; the lists keep their memory.
   void Clear();
+  // Keeps the first `count` examples. REQUIRES: they end where `keep_cursors` cursors do, amid an
+  // epoch.
+  void Truncate(std::uint32_t count, std::size_t keep_cursors);
 };
 
 }  // namespace terrace

@@ -149,44 +149,58 @@ Status CriteoSource::Seek(const DataCursor& cursor) {
   return OkStatus();
 }
 
+Status CriteoSource::ReadToPosition() {
+  if (error_.ok() && !started_ && epoch_ < options_.epochs) error_ = FinishSeek();
+  return error_;
+}
+
 Result<std::optional<Batch>> CriteoSource::NextIn(std::uint32_t examples, std::uint32_t minibatch,
                                                   Batch old) {
   TERRACE_CHECK(minibatch > 0 && examples >= minibatch && examples % minibatch == 0);
   if (!error_.ok()) return error_;
-  Result<std::optional<Batch>> batch = MakeBatch(examples, minibatch, std::move(old));
-  if (!batch.ok()) error_ = batch.status();
-  UpdateStats();
-  return batch;
-}
-
-Result<std::optional<Batch>> CriteoSource::MakeBatch(std::uint32_t examples,
-                                                     std::uint32_t minibatch, Batch old) {
   if (epoch_ >= options_.epochs) return std::optional<Batch>();
-  if (!started_) TERRACE_RETURN_IF_ERROR(FinishSeek());
+  if (!started_) error_ = FinishSeek();
+  if (!error_.ok()) {
+    UpdateStats();
+    return error_;
+  }
   Batch batch = encoder_.NewBatch(examples, std::move(old));
   batch.first_example = examples_;
-  const std::uint64_t wanted = examples - example_in_epoch_ % minibatch;
+  const auto in_minibatch = static_cast<std::uint32_t>(example_in_epoch_ % minibatch);
+  error_ = FillBatch(examples - in_minibatch, minibatch, &batch);
+  const std::size_t whole = batch.cursors.size();
+  if (!error_.ok() && whole > 0) {
+    batch.Truncate(static_cast<std::uint32_t>(whole) * minibatch - in_minibatch, whole);
+  }
+  const bool given = error_.ok() || (whole > 0 && error_.code() != StatusCode::kAborted);
+  if (given) rows_given_ += batch.examples;
+  UpdateStats();
+  if (!given) return error_;
+  return std::optional<Batch>(std::move(batch));
+}
+
+// On an error the batch holds what was read before, and its last cursor may lie before its end.
+Status CriteoSource::FillBatch(std::uint64_t wanted, std::uint32_t minibatch, Batch* batch) {
   bool more = true;
   bool at_boundary = false;
-  while (batch.examples < wanted) {
-    TERRACE_ASSIGN_OR_RETURN(more, AppendNext(&batch));
+  while (batch->examples < wanted) {
+    TERRACE_ASSIGN_OR_RETURN(more, AppendNext(batch));
     if (!more) break;
     ++example_in_epoch_;
     ++examples_;
     at_boundary = example_in_epoch_ % minibatch == 0;
-    if (at_boundary) batch.cursors.push_back(Cursor());
+    if (at_boundary) batch->cursors.push_back(Cursor());
   }
-  rows_given_ += batch.examples;
   if (more) {
     TERRACE_ASSIGN_OR_RETURN(more, HasNext());
   }
   if (!more) {
     TERRACE_RETURN_IF_ERROR(CheckBadFraction());
-    FinishEpoch(at_boundary, &batch);
-  } else if (!batch.bad_lines_before.empty()) {
-    batch.bad_lines_before.push_back(0);
+    FinishEpoch(at_boundary, batch);
+  } else if (!batch->bad_lines_before.empty()) {
+    batch->bad_lines_before.push_back(0);
   }
-  return std::optional<Batch>(std::move(batch));
+  return OkStatus();
 }
 
 // Reads the good lines between the hint and the position, and the window that the position is in.
@@ -373,15 +387,19 @@ Status CriteoSource::CheckBadFraction() const {
 }
 
 std::uint64_t CriteoSource::MemoryBytes() const {
+  return BytesOf(options_, encoder_.schema(), stream_bytes_);
+}
+
+std::uint64_t CriteoSource::BytesOf(const DataOptions& options, const DataSchema& schema,
+                                    std::uint64_t stream_bytes) {
   // Besides the chunks: the decompressor, its input, and one line.
-  std::uint64_t bytes = std::max<std::uint64_t>(options_.read_ahead_bytes, 128 << 10) +
-                        stream_bytes_ + 2 * kLargestLineBytes;
-  if (windowed()) {
-    const DataSchema& schema = encoder_.schema();
+  std::uint64_t bytes = std::max<std::uint64_t>(options.read_ahead_bytes, 128 << 10) +
+                        stream_bytes + 2 * kLargestLineBytes;
+  if (options.shuffle == "examples") {
     // Label, origin, dense, keys and their ends; vectors that grow hold up to twice as much.
     const std::uint64_t example = 4 + 4 + 8 + 4 + 4 * std::uint64_t{schema.dense_width()} +
                                   12 * std::uint64_t{schema.slots.size()};
-    bytes += 2 * example * options_.shuffle_window;
+    bytes += 2 * example * options.shuffle_window;
   }
   return bytes;
 }
@@ -408,7 +426,8 @@ std::string CriteoSource::IdentityText() const {
       "format criteo; epochs " + std::to_string(options_.epochs) + "; shuffle " + options_.shuffle;
   if (options_.shuffle != "none") text += "; seed " + std::to_string(options_.seed);
   if (windowed()) text += "; window " + std::to_string(options_.shuffle_window);
-  text += "; integers " + options_.integers + "; missing " + options_.missing + "; files";
+  text += "; integers " + options_.integers + "; missing " + options_.missing;
+  text += kFilesInIdentity;
   for (const InputFile& file : files_) text += " " + file.path + ":" + std::to_string(file.size);
   return text;
 }

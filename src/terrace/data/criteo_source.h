@@ -23,10 +23,16 @@ class CriteoSource final : public ExampleSource {
   // As OpenSource. REQUIRES: options are checked. Borrows fs.
   static Result<std::unique_ptr<ExampleSource>> Open(FileSystem* fs, const DataOptions& options);
 
+  // MemoryBytes of one with these options; stream_bytes: of the hungriest decompressor.
+  static std::uint64_t BytesOf(const DataOptions& options, const DataSchema& schema,
+                               std::uint64_t stream_bytes);
+
   const DataSchema& schema() const override { return encoder_.schema(); }
   Result<std::optional<Batch>> NextIn(std::uint32_t examples, std::uint32_t minibatch,
                                       Batch old) override;
   Status Seek(const DataCursor& cursor) override;
+  Status ReadToPosition() override;
+  Status failure() const override { return error_; }
   std::span<const InputFile> files() const override { return files_; }
   std::uint64_t MemoryBytes() const override;
   SourceStats stats() const override;
@@ -37,8 +43,7 @@ class CriteoSource final : public ExampleSource {
   CriteoSource(FileSystem* fs, const DataOptions& options, IntegerEncoding integers,
                std::vector<InputFile> files, std::vector<CriteoLayout> layouts,
                std::uint64_t stream_bytes);
-  Result<std::optional<Batch>> MakeBatch(std::uint32_t examples, std::uint32_t minibatch,
-                                         Batch old);
+  Status FillBatch(std::uint64_t wanted, std::uint32_t minibatch, Batch* batch);
   Status FinishSeek();
   Result<bool> AppendNext(Batch* batch);
   Result<bool> HasNext();

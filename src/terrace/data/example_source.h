@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "terrace/base/status.h"
@@ -30,6 +31,9 @@ struct SourceStats {
   double progress = 0;  // Of all epochs, [0, 1], by bytes or rows; for the ETA. 0: unknown.
 };
 
+// In IdentityText, between the rest and the list of files with their sizes.
+inline constexpr std::string_view kFilesInIdentity = "; files";
+
 class ExampleSource {
  public:
   virtual ~ExampleSource() = default;
@@ -38,16 +42,22 @@ class ExampleSource {
   // Seek went inside a mini-batch, so that mini-batches still end at multiples of minibatch from
   // the epoch's start, and at an epoch's end. nullopt: all epochs are done. A mini-batch never
   // spans two epochs. Blocks: on reads. kCorruption: a truncated archive (file, offset);
-  // kInvalidArgument: more bad lines than data.max_bad_fraction, with the first of them. After an
-  // error every further call gives the same one.
+  // kInvalidArgument: more bad lines than data.max_bad_fraction, with the first of them. Whole
+  // mini-batches before what is wrong come first; after an error every further call gives the same
+  // one.
   Result<std::optional<Batch>> Next(std::uint32_t examples, std::uint32_t minibatch) {
     return NextIn(examples, minibatch, Batch());
   }
   // The same in the memory of `old`, a batch that nobody needs any more.
   virtual Result<std::optional<Batch>> NextIn(std::uint32_t examples, std::uint32_t minibatch,
                                               Batch old) = 0;
+  // What Next gave, if it was an error. On the thread of Next.
+  virtual Status failure() const { return OkStatus(); }
   // Goes to `cursor`. REQUIRES: before the first Next.
   virtual Status Seek(const DataCursor& cursor) = 0;
+  // Reads to there, as the first Next does else. Blocks: on reads. kCorruption: the data ends
+  // before.
+  virtual Status ReadToPosition() { return OkStatus(); }
   virtual std::span<const InputFile> files() const = 0;
   // The most that it holds besides the batches that it gave out.
   virtual std::uint64_t MemoryBytes() const { return 0; }
@@ -91,5 +101,7 @@ Result<std::unique_ptr<ExampleSource>> OpenSource(FileSystem* fs, const DataOpti
 
 // Of the source that the options name, whether or not its files are there. Errors: of the options.
 Result<DataSchema> SchemaOf(const DataOptions& options);
+// Likewise, ExampleSource::MemoryBytes of one whose files are not compressed.
+Result<std::uint64_t> LeastSourceBytes(const DataOptions& options);
 
 }  // namespace terrace

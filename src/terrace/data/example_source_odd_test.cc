@@ -187,6 +187,10 @@ TEST_F(OddInputTest, BadFractionIsTheSameAfterResume) {
   ASSERT_TRUE(batch.ok()) << batch.status().ToString();
   const DataCursor cursor = (**batch).cursors.back();
   EXPECT_EQ(cursor.bad_lines, 30u);
+  batch = (*first)->Next(700, 100);
+  ASSERT_TRUE(batch.ok() && batch->has_value()) << batch.status().ToString();
+  EXPECT_EQ((**batch).examples, 200u);
+  EXPECT_EQ((**batch).cursors.size(), 2u);
   const Status cause = (*first)->Next(700, 100).status();
   EXPECT_THAT(cause.message(), HasSubstr("30 of 1,000 lines are bad"));
   // The error stays.
@@ -194,6 +198,7 @@ TEST_F(OddInputTest, BadFractionIsTheSameAfterResume) {
   auto second = OpenSource(&fs_, options_);
   ASSERT_TRUE(second.ok());
   ASSERT_TRUE((*second)->Seek(cursor).ok());
+  EXPECT_EQ((*(*second)->Next(700, 100))->examples, 200u);
   EXPECT_THAT((*second)->Next(700, 100).status().message(), HasSubstr("30 of 1,000 lines are bad"));
 }
 
@@ -428,6 +433,61 @@ TEST_F(OddInputTest, EveryFaultOfTheDiskIsAStatus) {
         ASSERT_LE(stream.examples.size(), reference.examples.size());
         EXPECT_TRUE(
             std::equal(stream.examples.begin(), stream.examples.end(), reference.examples.begin()));
+        EXPECT_EQ(stream.examples.size() % 16, 0u);
+      }
+    }
+  }
+}
+
+// From the log mended, what comes after is as if it had never been damaged.
+TEST_F(OddInputTest, WholeMinibatchesBeforeTheDamageAreGiven) {
+  constexpr std::uint32_t kMinibatch = 16;
+  const std::string text = Lines(0, 1000) + "bad\n" + Lines(1000, 500);
+  options_.shuffle_window = 100;
+  options_.read_ahead_bytes = 128 << 10;  // Of a file that is cut its last chunk is not given.
+  for (const char* const shuffle : {"none", "examples"}) {
+    options_.shuffle = shuffle;
+    for (const bool truncated : {false, true}) {
+      SCOPED_TRACE(std::string(shuffle) + (truncated ? " truncated" : " bad lines"));
+      options_.files = {"/log"};
+      options_.max_bad_fraction = 0.01;
+      PutFile(&fs_, "/log", text + Lines(1500, 1500));
+      auto whole = OpenSource(&fs_, options_);
+      ASSERT_TRUE(whole.ok());
+      const Stream reference = ReadStream(whole->get(), kMinibatch, {160});
+      ASSERT_TRUE(reference.status.ok());
+      std::string bad_lines;
+      for (int i = 0; i < 100; ++i) bad_lines += "bad\n";
+      if (!truncated) PutFile(&fs_, "/log", text + bad_lines);
+      auto damaged = OpenSource(&fs_, options_);
+      ASSERT_TRUE(damaged.ok());
+      if (truncated) PutFile(&fs_, "/log", text);
+      const Stream stream = ReadStream(damaged->get(), kMinibatch, {160});
+      EXPECT_EQ(stream.status.code(),
+                truncated ? StatusCode::kCorruption : StatusCode::kInvalidArgument);
+      EXPECT_EQ((*damaged)->failure().ToString(), stream.status.ToString());
+      EXPECT_EQ((*damaged)->stats().examples, stream.examples.size());
+      const std::size_t given = stream.examples.size();
+      ASSERT_EQ(given % kMinibatch, 0u);
+      if (truncated) {
+        EXPECT_GT(given, 500u);
+      } else {
+        // Of windows that with the damage is not there.
+        EXPECT_EQ(given, 1500 / kMinibatch * kMinibatch);
+      }
+      ASSERT_EQ(stream.cursors.size(), given / kMinibatch);
+      EXPECT_EQ(stream.cursors.back().example_in_epoch, given);
+      PutFile(&fs_, "/log", text + Lines(1500, 1500));
+      auto mended = OpenSource(&fs_, options_);
+      ASSERT_TRUE(mended.ok() && (*mended)->Seek(stream.cursors.back()).ok());
+      const Stream rest = ReadStream(mended->get(), kMinibatch, {160});
+      ASSERT_TRUE(rest.status.ok()) << rest.status.ToString();
+      std::vector<Example> all = stream.examples;
+      all.insert(all.end(), rest.examples.begin(), rest.examples.end());
+      ASSERT_EQ(all.size(), reference.examples.size());
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        all[i].bad_before = reference.examples[i].bad_before;
+        ASSERT_TRUE(all[i] == reference.examples[i]) << i;
       }
     }
   }

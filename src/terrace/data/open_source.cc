@@ -66,4 +66,10 @@ Result<DataSchema> SchemaOf(const DataOptions& options) {
   return ExampleEncoder(integers, options.missing == "key", categories).schema();
 }
 
+Result<std::uint64_t> LeastSourceBytes(const DataOptions& options) {
+  TERRACE_ASSIGN_OR_RETURN(const DataSchema schema, SchemaOf(options));
+  return options.format == "synthetic" ? SyntheticSource::BytesOf(options)
+                                       : CriteoSource::BytesOf(options, schema, 0);
+}
+
 }  // namespace terrace

@@ -88,9 +88,9 @@ Result<std::optional<Batch>> SyntheticSource::NextIn(std::uint32_t examples,
   return std::optional<Batch>(std::move(batch));
 }
 
-std::uint64_t SyntheticSource::MemoryBytes() const {
-  return options_.shuffle == "examples"
-             ? 4 * std::min<std::uint64_t>(options_.shuffle_window, options_.rows)
+std::uint64_t SyntheticSource::BytesOf(const DataOptions& options) {
+  return options.shuffle == "examples"
+             ? 4 * std::min<std::uint64_t>(options.shuffle_window, options.rows)
              : 0;
 }
 

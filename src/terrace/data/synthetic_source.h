@@ -28,7 +28,9 @@ class SyntheticSource final : public ExampleSource {
                                       Batch old) override;
   Status Seek(const DataCursor& cursor) override;
   std::span<const InputFile> files() const override { return {}; }
-  std::uint64_t MemoryBytes() const override;
+  std::uint64_t MemoryBytes() const override { return BytesOf(options_); }
+  // MemoryBytes of one with these options.
+  static std::uint64_t BytesOf(const DataOptions& options);
   SourceStats stats() const override;
   std::string IdentityText() const override;
   // Relaxed: Next looks again and again.

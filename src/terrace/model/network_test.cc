@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "terrace/base/rng.h"
+#include "terrace/base/testing/denormals.h"
 #include "terrace/base/thread.h"
 #include "terrace/model/graph.h"
 #include "terrace/model/graph_network.h"
@@ -206,6 +207,19 @@ std::vector<float> Train(const NetworkSpec& spec, const NetworkInputSpec& inputs
     ReduceAndApply(network.get(), pointers, 0.01f, parts);
   }
   return network->Save().buffers[0];
+}
+
+TEST(ComputeThread, FlushesDenormals) {
+  int before = 0, after = 0;
+  Thread thread("compute", ThreadPriority::kNormal, [&] {
+    KeepDenormals();
+    before = FlushedDenormals();
+    PrepareComputeThread();
+    after = FlushedDenormals();
+  });
+  thread.Join();
+  EXPECT_EQ(before, 0);
+  EXPECT_EQ(after, 2);
 }
 
 TEST(Network, SameBitsAgainAndForAnySplitIntoParts) {

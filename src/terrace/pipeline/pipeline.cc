@@ -50,7 +50,8 @@ Status Pipeline::Run() {
   ended_ = true;
   // The stages may go when Run returns.
   while (aborting_) abort_ended_.Wait(&mu_);
-  return status.ok() ? failure_ : status;
+  if (status.ok()) status = failure_;
+  return status.ok() ? stages_.front()->EndedEarly() : status;
 }
 
 void Pipeline::AddTime(std::size_t s, double StageReport::*field, double seconds) {

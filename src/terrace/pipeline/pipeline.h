@@ -33,6 +33,9 @@ class Stage {
   // Called once its input has ended and all that it emitted is on its way, while later stages still
   // work: not at depth 0, where none does. An error ends the run.
   virtual Status AfterInput() { return OkStatus(); }
+  // Of the first stage: why it was done before it had emitted all there is, if it was. Asked when
+  // what it emitted has passed every stage; Run returns it.
+  virtual Status EndedEarly() const { return OkStatus(); }
   // Ends a blocked Process or AfterInput soon. Any thread; after the failure of another stage.
   virtual void Cancel(const Status& /*cause*/) {}
   // Asked while the stage waits for its input: true ends the run with kAborted. On the stage's own
@@ -66,7 +69,8 @@ class Pipeline {
   ~Pipeline();
 
   // Blocks: until the first stage is done and all items have passed, or a stage failed. Every item
-  // is destroyed then.
+  // is destroyed then. Unless another stage has failed, what ended the first one early is the
+  // result.
   Status Run();
   // Ends Run soon with `cause`; does nothing when Run has ended. Any thread.
   void Abort(const Status& cause);

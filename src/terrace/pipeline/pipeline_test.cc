@@ -21,10 +21,11 @@ std::unique_ptr<WorkItem> Item(std::uint32_t number) {
   return item;
 }
 
-// Emits items 0 .. count - 1, then is done.
+// Emits items 0 .. count - 1, then is done, perhaps early.
 class Source final : public Stage {
  public:
-  explicit Source(std::uint32_t count) : count_(count) {}
+  explicit Source(std::uint32_t count, Status early = OkStatus())
+      : count_(count), early_(std::move(early)) {}
   const std::string& name() const override { return name_; }
   Status Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* done) override {
     EXPECT_EQ(item, nullptr);
@@ -34,10 +35,12 @@ class Source final : public Stage {
     }
     return emit(Item(next_++));
   }
+  Status EndedEarly() const override { return next_ == count_ ? early_ : OkStatus(); }
 
  private:
   const std::string name_ = "source";
   const std::uint32_t count_;
+  const Status early_;
   std::uint32_t next_ = 0;
 };
 
@@ -110,6 +113,21 @@ TEST(Pipeline, TheFirstFailureEndsEveryStageAndIsTheResult) {
     EXPECT_EQ(status.message(), "the disk is gone");
     EXPECT_LE(sink.seen.size(), 50u);
     EXPECT_EQ(repeat.cancels, capacity > 0 ? 1 : 0);
+  }
+}
+
+TEST(Pipeline, WhatEndsTheFirstStageEarlyIsToldWhenAllHasPassed) {
+  for (std::size_t capacity : {0, 1, 3}) {
+    const std::vector<std::size_t> capacities(capacity == 0 ? 0 : 2, capacity);
+    for (const bool sink_fails : {false, true}) {
+      Source source(50, CorruptionError("the log is damaged"));
+      Repeat repeat(2, kNever);
+      Sink sink(sink_fails ? 49 : kNever);
+      Pipeline pipeline({&source, &repeat, &sink}, capacities, Clock::Real());
+      const Status status = pipeline.Run();
+      EXPECT_EQ(status.message(), sink_fails ? "bad row" : "the log is damaged");
+      EXPECT_EQ(sink.seen.size(), sink_fails ? 98u : 100u);
+    }
   }
 }
 

@@ -36,12 +36,15 @@ Status ReadStage::Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool
       spares_->batches.pop_back();
     }
   }
-  TERRACE_ASSIGN_OR_RETURN(std::optional<Batch> batch,
-                           source_->NextIn(batch_examples_, minibatch_, std::move(spare)));
-  if (!batch.has_value()) {
+  Result<std::optional<Batch>> next =
+      source_->NextIn(batch_examples_, minibatch_, std::move(spare));
+  if (next.status().code() == StatusCode::kAborted) return next.status();
+  if (!next.ok() || !next->has_value()) {
+    failure_ = next.status();
     *done = true;
     return OkStatus();
   }
+  std::optional<Batch> batch = std::move(next).value();
   item = std::make_unique<WorkItem>();
   item->minibatch_size = minibatch_;
   item->end_example = batch->examples;

@@ -22,7 +22,8 @@
 
 namespace terrace {
 
-// Stage 1: the source's batches, one item each.
+// Stage 1: the source's batches, one item each. A source that fails ends the input, and what was
+// read before passes the other stages: EndedEarly says why.
 class ReadStage final : public Stage {
  public:
   // batch_examples: a multiple of minibatch.
@@ -30,6 +31,7 @@ class ReadStage final : public Stage {
   const std::string& name() const override { return name_; }
   Status Process(std::unique_ptr<WorkItem> item, const Emit& emit, bool* done) override;
   void Cancel(const Status& cause) override;
+  Status EndedEarly() const override { return failure_; }
 
  private:
   // The memory of batches that are done, for the next: fresh pages for each would cost more than to
@@ -46,6 +48,7 @@ class ReadStage final : public Stage {
   ExampleSource* const source_;
   const std::uint32_t batch_examples_;
   const std::uint32_t minibatch_;
+  Status failure_;  // Of the source.
 };
 
 // Stage 2: plans the working set, leaves out what is not admitted, and pins its rows; cuts a batch

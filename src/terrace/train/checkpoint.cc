@@ -207,7 +207,47 @@ std::string Difference(const std::string& text, const std::string& other) {
   return result.empty() ? "(fewer lines)" : result;
 }
 
+using Settings = std::vector<std::pair<std::string, std::string>>;
+
+// ExampleSource::IdentityText of a run: how the examples are read, and from which files.
+struct DataIdentity {
+  std::string order;
+  std::string files;  // A line each: path:size.
+  std::size_t count = 0;
+};
+
+DataIdentity SplitDataIdentity(const std::string& text) {
+  DataIdentity identity;
+  const std::size_t at = text.find(kFilesInIdentity);
+  identity.order = text.substr(0, at);
+  if (at == std::string::npos) return identity;
+  const std::string list = text.substr(std::min(at + kFilesInIdentity.size() + 1, text.size()));
+  identity.files = list;
+  for (std::size_t i = 0; i <= list.size() && !list.empty(); ++i) {
+    if (i < list.size() && list[i] != ' ') continue;
+    // A space within a path does not follow a size.
+    const std::size_t digits = list.find_last_not_of("0123456789", i == 0 ? 0 : i - 1);
+    if (i == 0 || digits == std::string::npos || digits + 1 == i || list[digits] != ':') continue;
+    ++identity.count;
+    if (i < list.size()) identity.files[i] = '\n';
+  }
+  return identity;
+}
+
+DataIdentity DataIdentityOf(const Settings& settings) {
+  for (const auto& [path, value] : settings) {
+    if (path == kDataSetting) return SplitDataIdentity(value);
+  }
+  return {};
+}
+
 }  // namespace
+
+std::size_t FilesOfIdentity(const Settings& settings) { return DataIdentityOf(settings).count; }
+
+bool FilesDiffer(const Settings& run, const Settings& now) {
+  return DataIdentityOf(run).files != DataIdentityOf(now).files;
+}
 
 RecordLayout Checkpoint::StoreManifest::record_layout() const {
   return RecordLayout::Of(table, shard, RecordRowBytes(index, row_bytes));
@@ -332,23 +372,44 @@ Result<DenseState> DecodeDense(const std::string& payload) {
 Status CompareIdentity(const std::vector<std::pair<std::string, std::string>>& run,
                        const std::vector<std::pair<std::string, std::string>>& now,
                        const std::vector<std::string>& accept) {
+  // Other files that are read in the same way are a difference of their own.
+  const DataIdentity run_data = DataIdentityOf(run), data = DataIdentityOf(now);
+  const bool only_files = run_data.order == data.order && run_data.count > 0 && data.count > 0;
   const std::map<std::string, std::string> before(run.begin(), run.end());
   const std::map<std::string, std::string> after(now.begin(), now.end());
   std::string problems;
-  bool acceptable = false;
+  bool rounding = false, files = false;
+  const auto accepts = [&](std::string_view name) {
+    return std::find(accept.begin(), accept.end(), name) != accept.end();
+  };
   const auto differ = [&](const std::string& path, const std::string& old_value,
                           const std::string& new_value) {
     const std::string name = path == "training.threads" ? "threads" : path;
+    if (path == kDataSetting && only_files) {
+      const std::string text = fmt::format("data files: the run has '{}', the job now '{}'",
+                                           Difference(run_data.files, data.files),
+                                           Difference(data.files, run_data.files));
+      if (accepts("data")) {
+        LogText(LogLevel::kWarning,
+                text +
+                    "; accepted: what the run has read of the old ones is taken to be the same in "
+                    "the new ones, else the results are those of another log");
+      } else {
+        files = true;
+        problems += "\n  " + text;
+      }
+      return;
+    }
     const std::string text =
         fmt::format("{}: the run has '{}', the job now '{}'", path,
                     Difference(old_value, new_value), Difference(new_value, old_value));
-    if (std::find(accept.begin(), accept.end(), name) != accept.end()) {
+    if ((name == "threads" || name == "processor") && accepts(name)) {
       LogText(LogLevel::kWarning, text +
                                       "; accepted, so the bits are no longer those of an "
                                       "undisturbed run");
       return;
     }
-    if (name == "threads" || name == "processor") acceptable = true;
+    rounding |= name == "threads" || name == "processor";
     problems += "\n  " + text;
   };
   for (const auto& [path, value] : run) {
@@ -364,8 +425,14 @@ Status CompareIdentity(const std::vector<std::pair<std::string, std::string>>& r
   }
   if (problems.empty()) return OkStatus();
   std::string advice = "put the old values back, or start anew with --overwrite or another output";
-  if (acceptable) {
+  if (rounding) {
     advice += "; --accept threads and --accept processor go on with another rounding";
+  }
+  if (files) {
+    advice +=
+        "; --accept data goes on with the files that the job names now, as after a log was moved, "
+        "compressed or mended: the examples up to the run's position must be the same in the same "
+        "order, else the results are those of another log";
   }
   return InvalidArgumentError("the settings identify another model than the run's:" + problems +
                               "\n" + advice);

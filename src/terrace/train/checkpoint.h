@@ -63,10 +63,16 @@ struct Checkpoint {
 
 // The differences between the settings of a run and those of now. kInvalidArgument: a line each
 // with the path and both values, and what to do. `accept` names settings whose difference is only
-// logged: "processor", "threads".
+// logged: "processor", "threads", and "data" for other files in the same order of reading.
 Status CompareIdentity(const std::vector<std::pair<std::string, std::string>>& run,
                        const std::vector<std::pair<std::string, std::string>>& now,
                        const std::vector<std::string>& accept);
+
+// How many files the settings name, as far as that can be told; 0: none.
+std::size_t FilesOfIdentity(const std::vector<std::pair<std::string, std::string>>& settings);
+// Whether they name other files, or of other sizes.
+bool FilesDiffer(const std::vector<std::pair<std::string, std::string>>& run,
+                 const std::vector<std::pair<std::string, std::string>>& now);
 
 class RunFolder {
  public:

@@ -659,6 +659,42 @@ TEST(RunFolderFaults, EveryFailingOperationOfOverwriteLeavesAnErrorOrANewRun) {
   }
 }
 
+TEST(CompareIdentity, OtherFilesMayBeAccepted) {
+  using Settings = std::vector<std::pair<std::string, std::string>>;
+  const auto data = [](const std::string& epochs, const std::string& files) {
+    return Settings{{"seed", "7"},
+                    {"data", "format criteo; epochs " + epochs + "; missing skip; files " + files}};
+  };
+  const Settings run = data("2", "/logs/a 1.tsv:10 /logs/b:20");
+  EXPECT_EQ(FilesOfIdentity(run), 2u);
+  EXPECT_FALSE(FilesDiffer(run, run));
+  for (const char* files : {"/logs/a 1.tsv:10", "/new/a 1.tsv:10 /logs/b:20",
+                            "/logs/a 1.tsv:10 /logs/b:21", "/logs/b:20 /logs/a 1.tsv:10"}) {
+    const Settings now = data("2", files);
+    EXPECT_TRUE(FilesDiffer(run, now));
+    const Status refused = CompareIdentity(run, now, {"threads", "processor"});
+    EXPECT_THAT(refused.message(), HasSubstr("data files: the run has '"));
+    EXPECT_THAT(refused.message(), HasSubstr("--accept data goes on with the files"));
+    EXPECT_THAT(refused.message(), HasSubstr("those of another log"));
+    EXPECT_THAT(refused.message(), Not(HasSubstr("rounding")));
+    TERRACE_EXPECT_OK(CompareIdentity(run, now, {"data"}));
+  }
+  // What it says of a long list is what differs.
+  EXPECT_THAT(CompareIdentity(run, data("2", "/logs/a 1.tsv:10 /logs/c:20"), {}).message(),
+              HasSubstr("the run has '/logs/b:20', the job now '/logs/c:20'"));
+  // Nothing else of the data, nor of the rest.
+  Settings other = data("3", "/new/a:10");
+  EXPECT_THAT(CompareIdentity(run, other, {"data"}).message(), Not(HasSubstr("--accept data")));
+  EXPECT_FALSE(CompareIdentity(run, data("3", "/logs/a 1.tsv:10 /logs/b:20"), {"data"}).ok());
+  other = data("2", "/new/a:10");
+  other[0].second = "8";
+  EXPECT_FALSE(CompareIdentity(run, other, {"data"}).ok());
+  const Settings generated = {{"seed", "7"}, {"data", "format synthetic; rows 0+10"}};
+  EXPECT_FALSE(CompareIdentity(run, generated, {"data"}).ok());
+  EXPECT_FALSE(CompareIdentity(generated, run, {"data"}).ok());
+  EXPECT_EQ(FilesOfIdentity(generated), 0u);
+}
+
 TEST(CompareIdentity, NamesPathsAndBothValues) {
   using Settings = std::vector<std::pair<std::string, std::string>>;
   const Settings run = {{"seed", "7"}, {"training.threads", "2"}, {"data", "files\na\nb\n"}};

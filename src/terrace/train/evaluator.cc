@@ -82,7 +82,8 @@ Status LoadedRun::OpenModel() {
 }
 
 Status LoadedRun::OpenRows(FileSystem* fs) {
-  TERRACE_ASSIGN_OR_RETURN(memory_, PlanMemory(MakeMemoryPlanInput(job_, *plan_, *source_)));
+  TERRACE_ASSIGN_OR_RETURN(memory_,
+                           PlanMemory(MakeMemoryPlanInput(job_, *plan_, source_->MemoryBytes())));
   RunStores::Options options;
   options.io_buffer_bytes = memory_.io_buffer_bytes;
   options.background = false;

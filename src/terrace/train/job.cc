@@ -312,7 +312,13 @@ void Reader::FinishTable(const std::string& path, TableJob* table) {
   if (HasSchedule(table->learning_rate)) {
     Add(path + ".optimizer.learning_rate", "is a schedule, but ftrl takes a number, its alpha");
   }
-  if (table->l2 != 0) Add(path + ".l2", "is not for ftrl; it has its own, optimizer.l2");
+  if (table->l2 == 0) return;
+  Add(path + ".l2",
+      Given(path + ".l2")
+          ? std::string("is not for ftrl; it has its own, optimizer.l2")
+          : fmt::format("is not for ftrl; the table takes the {} of table.l2: set {}.l2 to 0 (ftrl "
+                        "has its own, optimizer.l2)",
+                        table->l2, path));
 }
 
 void Reader::FinishWide() {

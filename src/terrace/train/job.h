@@ -175,6 +175,7 @@ Result<ModelPlan> MakeModelPlan(const Job& job, const DataSchema& data);
 std::string ProcessorType();
 
 // Of the settings below: the slots and dense features of the data.
+inline constexpr const char* kDataSetting = "data";
 inline constexpr const char* kDataSchemaSetting = "data.schema";
 
 // Settings that identify the model, as (path, value) pairs in a fixed order: seed, data identity,

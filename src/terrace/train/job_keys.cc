@@ -654,9 +654,10 @@ void AddRest(Builder* b) {
       "Interval of metrics.jsonl; null: 65536, whatever the batch."));
   b->TextList(
       "resume.accept", [](Job & job, const std::string&) -> auto& { return job.resume.accept; },
-      {"processor", "threads"},
-      "What may differ from the run on --resume; the bits are then no longer an undisturbed "
-      "run's.");
+      {"data", "processor", "threads"},
+      "What may differ from the run on --resume; with threads and processor the bits are then no "
+      "longer an undisturbed run's, with data they are where the new files hold the same "
+      "examples.");
 }
 
 }  // namespace

@@ -262,7 +262,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadJob{"format_version: 2\n",
                "j.yaml:3: format_version is '2'; this program reads version 1"},
         BadJob{"resume: {accept: [thread]}\n",
-               "j.yaml:3: resume.accept has 'thread'; legal: processor | threads"},
+               "j.yaml:3: resume.accept has 'thread'; legal: data | processor | threads"},
         BadJob{"---\nseed: 1\n", "j.yaml:3: a second document begins here; a job is one"}));
 
 TEST(ParseJob, CollectsAllProblemsInTheOrderOfLines) {
@@ -379,7 +379,15 @@ TEST(ParseJob, TablesTakeWhatTheyLeaveOutFromTheDefault) {
                           "{type: ftrl}}}\n");
   // c takes the default table's l2, which is not for ftrl.
   ASSERT_FALSE(job.ok());
-  EXPECT_THAT(job.status().message(), testing::HasSubstr("tables.c.l2 is not for ftrl"));
+  EXPECT_THAT(job.status().message(),
+              testing::HasSubstr("tables.c.l2 is not for ftrl; the table takes the 0.25 of "
+                                 "table.l2: set tables.c.l2 to 0"));
+  const std::string ftrl = std::string(kSmallJob) + "table: {dim: 5, l2: 0.25}\ntables: {c: ";
+  job = Parse(ftrl + "{l2: 0.5, optimizer: {type: ftrl}}}\n");
+  ASSERT_FALSE(job.ok());
+  EXPECT_THAT(job.status().message(),
+              testing::HasSubstr("tables.c.l2 is not for ftrl; it has its"));
+  EXPECT_TRUE(Parse(ftrl + "{l2: 0, optimizer: {type: ftrl}}}\n").ok());
   job =
       Parse(std::string(kSmallJob) +
             "table: {dim: 5, optimizer: {type: adam, beta1: 0.5, learning_rate: 0.3}}\n"

@@ -147,7 +147,7 @@ std::uint64_t LeastBudgetBytes(const MemoryPlanInput& input) {
 }
 
 MemoryPlanInput MakeMemoryPlanInput(const Job& job, const ModelPlan& plan,
-                                    const ExampleSource& source) {
+                                    std::uint64_t source_bytes) {
   MemoryPlanInput input;
   input.budget_bytes = job.memory.budget_bytes;
   input.resident_bytes = ReadProcessMemory().resident_bytes;
@@ -165,7 +165,7 @@ MemoryPlanInput MakeMemoryPlanInput(const Job& job, const ModelPlan& plan,
   }
   input.row_bytes = row_bytes / std::max<std::uint64_t>(1, slots);
   input.index_bytes = FirstIndexBytes(job, plan);
-  input.source_bytes = source.MemoryBytes();
+  input.source_bytes = source_bytes;
   return input;
 }
 

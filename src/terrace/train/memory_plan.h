@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "terrace/base/status.h"
-#include "terrace/data/example_source.h"
 #include "terrace/train/job.h"
 
 namespace terrace {
@@ -71,7 +70,7 @@ std::uint64_t ReadAheadBytes(std::uint64_t most_bytes, std::uint64_t budget_byte
 
 // What a trainer and an evaluator of this job have in common; the process is measured as it is now.
 MemoryPlanInput MakeMemoryPlanInput(const Job& job, const ModelPlan& plan,
-                                    const ExampleSource& source);
+                                    std::uint64_t source_bytes);
 
 // The least that the tables' caches need together for training to go on: the rows of one mini-batch
 // of distinct keys, with their metadata.

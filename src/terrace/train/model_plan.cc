@@ -170,7 +170,7 @@ std::vector<std::pair<std::string, std::string>> IdentifyingSettings(const Job& 
     if (key.path == "device" && value == "auto") value = "cpu";
     if (value) settings.emplace_back(key.path, *value);
   }
-  settings.emplace_back("data", source.IdentityText());
+  settings.emplace_back(kDataSetting, source.IdentityText());
   settings.emplace_back(kDataSchemaSetting, source.schema().ToText());
   for (std::size_t s = 0; s < plan.slots.size(); ++s) {
     const SlotPlan& slot = plan.slots[s];

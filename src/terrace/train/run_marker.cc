@@ -1,12 +1,17 @@
 #include "terrace/train/run_marker.h"
 
+#include <array>
 #include <charconv>
+#include <filesystem>
+#include <memory>
 #include <span>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "terrace/base/rng.h"
 #include "terrace/io/framed_file.h"
+#include "terrace/io/same_file.h"
 #include "terrace/train/json_fields.h"
 
 namespace terrace {
@@ -27,6 +32,18 @@ std::string Encode(const RunMarker& marker) {
   // Bytes that are no UTF-8 can only come from a working directory's name; what replaces them
   // makes the folder unfindable, which its reader reports.
   return object.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+// Whether a file RUN of ours is there, whole or damaged.
+bool HasMarker(FileSystem* fs, const std::string& folder) {
+  const std::string path = JoinPath(folder, kRunMarkerName);
+  const Result<FileInfo> info = fs->Stat(path);
+  if (!info.ok() || info->is_directory || info->is_special) return false;
+  Result<std::unique_ptr<File>> file = fs->Open(path, OpenMode::kRead);
+  if (!file.ok()) return false;
+  std::array<char, kMarkerMagic.size()> magic = {};
+  return ReadFully(file->get(), 0, std::as_writable_bytes(std::span(magic))).ok() &&
+         std::string_view(magic.data(), magic.size()) == kMarkerMagic;
 }
 
 }  // namespace
@@ -62,6 +79,32 @@ Status WriteRunMarker(FileSystem* fs, const std::string& folder, const RunMarker
   return WriteFramedFile(fs, JoinPath(folder, kRunMarkerName), kMarkerMagic, VersionOf(marker),
                          std::as_bytes(std::span(payload)))
       .status();
+}
+
+Status RefuseInsideRun(FileSystem* fs, const std::string& path) {
+  std::error_code error;
+  std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  if (error) absolute = path;
+  std::filesystem::path folder = RealPath(absolute.parent_path().string());
+  for (;; folder = folder.parent_path()) {
+    if (HasMarker(fs, folder.string())) {
+      const Result<RunMarker> marker = ReadRunMarker(fs, folder.string());
+      bool has_rows = false;
+      for (std::size_t i = 0; marker.ok() && i < marker->ssd_folders.size(); ++i) {
+        has_rows |= RealPath(marker->ssd_folders[i]) == folder.string();
+      }
+      return InvalidArgumentError(
+          has_rows
+              ? fmt::format("'{}' would lie in '{}' among the rows of the run '{}', and could "
+                            "replace a file of it; name a file outside",
+                            path, folder.string(),
+                            marker->run_folder.empty() ? marker->id : marker->run_folder)
+              : fmt::format("'{}' would lie in the folder of the run '{}', and could replace a "
+                            "file of it; name a file outside",
+                            path, folder.string()));
+    }
+    if (!folder.has_relative_path()) return OkStatus();
+  }
 }
 
 std::string NewRunId(const std::string& run_folder, std::uint64_t created_micros, int pid) {

@@ -28,6 +28,9 @@ inline constexpr const char* kRunMarkerName = "RUN";
 Result<RunMarker> ReadRunMarker(FileSystem* fs, const std::string& folder);
 // Version 2 says run_folder; without one, version 1 is written.
 Status WriteRunMarker(FileSystem* fs, const std::string& folder, const RunMarker& marker);
+// kInvalidArgument, naming the run: a file at `path` would lie in the folder of a run, or in one of
+// its folders of rows on ssd.paths, whatever links and ".." lead there.
+Status RefuseInsideRun(FileSystem* fs, const std::string& path);
 // Whether the run began in `run_folder`, an absolute path: its id says so, in every version.
 bool BeganIn(const RunMarker& marker, const std::string& run_folder);
 // The id of a run that begins there.

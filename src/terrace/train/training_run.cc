@@ -16,6 +16,8 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 // Mini-batches that need no new look at a quota with room for several checkpoints.
 constexpr std::uint64_t kStepsBetweenSums = 16;
 
+bool SameStatus(const Status& a, const Status& b) { return a.ToString() == b.ToString(); }
+
 }  // namespace
 
 TrainingRun::TrainingRun(FileSystem* fs, Clock* clock, const Job& job,
@@ -80,10 +82,14 @@ Status TrainingRun::Step(WorkItem* item, std::uint32_t m) {
   const auto file_name = [this](std::uint32_t file) {
     return file < source_->files().size() ? source_->files()[file].path : std::string("synthetic");
   };
-  TERRACE_ASSIGN_OR_RETURN(std::span<const SlicePrediction> predictions,
-                           model_.executor->Train(item, m, rates_, cursor_.examples, file_name));
-  AddPredictions(predictions, &progressive_);
-  AddPredictions(predictions, &window_);
+  const Result<std::span<const SlicePrediction>> predictions =
+      model_.executor->Train(item, m, rates_, cursor_.examples, file_name);
+  if (!predictions.ok()) {
+    sound_failure_ = predictions.status();
+    return sound_failure_;
+  }
+  AddPredictions(*predictions, &progressive_);
+  AddPredictions(*predictions, &window_);
   for (std::size_t t = 0; t < filters_.size(); ++t) {
     if (filters_[t] == nullptr) continue;
     const std::uint64_t shows = CountTrained(item->tables[t], m, filters_[t].get());
@@ -333,6 +339,12 @@ Result<TrainOutcome> TrainingRun::Run() {
                       {binding_.reading, binding_.pulling, binding_.pulling, binding_.training});
     pipeline_ = &pipeline;
     status = pipeline.Run();
+    // It is the result only where no other failure was.
+    if (const Status early = read.EndedEarly(); !early.ok() && SameStatus(early, status)) {
+      status = early.WithContext("reading data.train");
+      sound_failure_ = status;
+      log_failed_ = true;
+    }
     final_times_ = pipeline.times();
     final_channels_ = pipeline.channels();
     pipeline_ = nullptr;
@@ -354,18 +366,15 @@ Status TrainingRun::AfterFailure(const Status& failure) {
   bool wanted = false;
   {
     MutexLock lock(&stop_mu_);
-    wanted =
-        !stop_after_checkpoint_.ok() && failure.ToString() == stop_after_checkpoint_.ToString();
+    wanted = !stop_after_checkpoint_.ok() && SameStatus(failure, stop_after_checkpoint_);
   }
-  // A full disk or quota, or memory, leaves what was trained intact: the reserve is there for one
-  // last checkpoint.
-  if (!wanted && failure.code() != StatusCode::kIo && failure.code() != StatusCode::kOutOfMemory) {
-    // What was right to begin with and trained for a while is no wrong argument, but a log that is
-    // damaged further on.
-    const bool later = failure.code() == StatusCode::kInvalidArgument && cursor_.examples > 0;
-    return (later ? CorruptionError(failure.message()) : failure)
-        .WithContext(fmt::format("training stopped at example {}", cursor_.examples));
-  }
+  // What was right to begin with and trained for a while is no wrong argument, but a log that is
+  // damaged further on.
+  const bool later = failure.code() == StatusCode::kInvalidArgument && cursor_.examples > 0;
+  const Status stopped =
+      (later ? CorruptionError(failure.message()) : failure)
+          .WithContext(fmt::format("training stopped at example {}", cursor_.examples));
+  if (!wanted && !LeavesMoreThanSaved(failure)) return WithWayOn(stopped);
   const Status checkpoint = TakeCheckpoint(false);
   if (checkpoint.ok()) {
     LogText(LogLevel::kInfo,
@@ -373,12 +382,24 @@ Status TrainingRun::AfterFailure(const Status& failure) {
   } else if (checkpoint.ToString() != failure.ToString()) {
     LogText(LogLevel::kWarning, "no further checkpoint could be taken: " + checkpoint.ToString());
   }
-  const Status stopped =
-      failure.WithContext(fmt::format("training stopped at example {}", cursor_.examples));
   return wanted ? stopped : WithWayOn(stopped);
 }
 
+bool TrainingRun::LeavesMoreThanSaved(const Status& failure) const {
+  if (SameStatus(failure, sound_failure_)) return cursor_.examples > checkpointed_examples_;
+  // A full disk or quota, or memory, leaves what was trained intact: the reserve is there for one
+  // last checkpoint.
+  return failure.code() == StatusCode::kIo || failure.code() == StatusCode::kOutOfMemory;
+}
+
 Status TrainingRun::WithWayOn(const Status& failure) const {
+  if (log_failed_ && failure.code() == StatusCode::kCorruption && last_checkpoint_ > 0) {
+    return CorruptionError(
+        fmt::format("{}. Checkpoint {} is intact: once the log is mended, the same command with "
+                    "--resume goes on from there (and with --accept data, where its files have "
+                    "other names or sizes)",
+                    failure.message(), last_checkpoint_));
+  }
   if (failure.code() != StatusCode::kIo) return failure;
   const std::string left =
       last_checkpoint_ > 0
@@ -398,15 +419,22 @@ Status TrainingRun::Validate() {
   const double start = clock_->MonotonicSeconds();
   DataOptions options = job_.validation_data;
   options.read_ahead_bytes = train_read_ahead_bytes_;
-  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<ExampleSource> source, OpenSource(fs_, options));
+  const Result<std::unique_ptr<ExampleSource>> opened = OpenSource(fs_, options);
+  if (!opened.ok()) {
+    sound_failure_ = opened.status().WithContext("validation");
+    return sound_failure_;
+  }
+  ExampleSource* const source = opened->get();
   PeekProvider rows(cache_pointers_, &*plan_, 4 * kMiB, cursor_.examples);
   ClickMetrics metrics;
   const std::uint32_t minibatch = job_.training.minibatch;
-  TERRACE_RETURN_IF_ERROR(Evaluate(source.get(), minibatch * std::max(1u, 4096 / minibatch),
-                                   minibatch, validation_planner_.get(), &rows,
-                                   model_.executor.get(), &metrics, nullptr,
-                                   [this] { return Signalled(); })
-                              .WithContext("validation"));
+  const Status evaluated = Evaluate(source, minibatch * std::max(1u, 4096 / minibatch), minibatch,
+                                    validation_planner_.get(), &rows, model_.executor.get(),
+                                    &metrics, nullptr, [this] { return Signalled(); })
+                               .WithContext("validation");
+  // Of the data, and not of a row.
+  if (!evaluated.ok() && !source->failure().ok()) sound_failure_ = evaluated;
+  TERRACE_RETURN_IF_ERROR(evaluated);
   validation_due_ = false;
   ValidationRecord record;
   record.epoch = cursor_.epoch;
@@ -455,6 +483,7 @@ Status TrainingRun::TakeCheckpoint(bool finished) {
   TERRACE_ASSIGN_OR_RETURN(const std::uint64_t own_bytes,
                            run_->WriteCheckpoint(checkpoint, quota_.get()));
   last_checkpoint_ = id;
+  checkpointed_examples_ = cursor_.examples;
   {
     MutexLock lock(&checkpoints_mu_);
     kept_.push_back({id, own_bytes + WholeBlocks(digest->size) + FilterFilesBytes()});

@@ -68,6 +68,8 @@ class TrainingRun {
   // Whether summary.json is there and tells of that checkpoint.
   bool HasSummaryOf(std::uint64_t checkpoint);
   Status Restore(const Checkpoint& checkpoint);
+  // Goes to the checkpoint's position in the data.
+  Status SeekData(const Checkpoint& checkpoint);
 
   // Stage 4: one mini-batch and what is due after it.
   Status TrainMinibatch(WorkItem* item, std::uint32_t m);
@@ -108,7 +110,10 @@ class TrainingRun {
   // asks for a stop when there is no more to drop.
   Status ReserveForLastCheckpoint() TERRACE_EXCLUDES(checkpoints_mu_);
   Status AfterFailure(const Status& failure);
-  // Of a disk that fails or is full: adds what the run still has and how it goes on.
+  // Whether a checkpoint of what was trained before is worth its place.
+  bool LeavesMoreThanSaved(const Status& failure) const;
+  // Of a disk that fails or is full, or a log that is damaged: adds what the run still has and how
+  // it goes on.
   Status WithWayOn(const Status& failure) const;
   Result<bool> BeforePull();
   void AfterPull(const DataCursor& cursor);
@@ -192,6 +197,11 @@ class TrainingRun {
   std::optional<ClickMetricsResult> validation_;
   bool reached_max_examples_ = false;
   bool interrupted_ = false;
+  // What ended training and leaves what was trained intact: the input, or a step that applied
+  // nothing.
+  Status sound_failure_;
+  bool log_failed_ = false;                  // It was of data.train.
+  std::uint64_t checkpointed_examples_ = 0;  // By the newest checkpoint.
   bool validation_due_ = false;
   SsdWear wear_before_;  // As the checkpoint said that this process resumed from.
   std::vector<DriveHealth> drives_;

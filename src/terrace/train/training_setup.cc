@@ -83,14 +83,25 @@ Status TrainingRun::Prepare(RunMode mode) {
 }
 
 Status TrainingRun::PlanRun(RunMode mode) {
-  TERRACE_RETURN_IF_ERROR(OpenInputs());
+  const Status inputs = OpenInputs();
+  if (!inputs.ok()) {
+    // Limits do not wait for files that are missing.
+    if (source_ != nullptr || inputs.code() != StatusCode::kInvalidArgument) return inputs;
+    const Result<DataSchema> schema = SchemaOf(job_.train_data);
+    if (!schema.ok()) return inputs;
+    Result<ModelPlan> plan = MakeModelPlan(job_, *schema);
+    if (!plan.ok()) return Both(inputs, plan.status());
+    plan_.emplace(std::move(plan).value());
+  }
   {
     const ScopedBinding binding(binding_.training);  // The compute threads are born there.
-    TERRACE_ASSIGN_OR_RETURN(model_, ModelRuntime::Make(job_, *plan_));
+    Result<ModelRuntime> model = ModelRuntime::Make(job_, *plan_);
+    if (!model.ok()) return Both(inputs, model.status());
+    model_ = std::move(model).value();
   }
   // A run that is there may hold more than a new one can begin with. Before it is deleted.
   const Status quota = mode == RunMode::kResume ? OkStatus() : CheckQuota();
-  TERRACE_RETURN_IF_ERROR(Both(MakeMemoryPlan(), quota));
+  TERRACE_RETURN_IF_ERROR(Both(inputs, Both(MakeMemoryPlan(), quota)));
   return MakeFilters();
 }
 
@@ -102,7 +113,7 @@ Result<bool> TrainingRun::IsFinished(const Status& planned) {
   const Result<Checkpoint> newest = (*run)->ReadCheckpoint(ids->back());
   // Without the summary, the last process ended between the two: there is still that to do.
   if (!newest.ok() || !newest->finished || !HasSummaryOf(newest->id)) return false;
-  if (plan_) {
+  if (plan_ && source_ != nullptr) {
     // A job with another seed has not been trained.
     const Status same = CompareIdentity(
         newest->identity, IdentifyingSettings(job_, *plan_, *source_), job_.resume.accept);
@@ -141,7 +152,11 @@ Status TrainingRun::OpenInputs() {
 }
 
 Status TrainingRun::MakeMemoryPlan() {
-  MemoryPlanInput input = MakeMemoryPlanInput(job_, *plan_, *source_);
+  DataOptions data = job_.train_data;
+  data.read_ahead_bytes = train_read_ahead_bytes_;
+  TERRACE_ASSIGN_OR_RETURN(std::uint64_t source_bytes, LeastSourceBytes(data));
+  if (source_ != nullptr) source_bytes = source_->MemoryBytes();
+  MemoryPlanInput input = MakeMemoryPlanInput(job_, *plan_, source_bytes);
   for (const char* stage : {"read", "pull", "stage"}) {
     const auto fixed = job_.pipeline.queues.find(stage);
     fixed_capacities_.push_back(
@@ -310,6 +325,32 @@ bool TrainingRun::HasSummaryOf(std::uint64_t checkpoint) {
   return summary.ok() && summary->checkpoint == checkpoint;
 }
 
+Status TrainingRun::SeekData(const Checkpoint& checkpoint) {
+  const ScopedBinding binding(binding_.reading);  // Where reading ahead begins.
+  const auto now = IdentifyingSettings(job_, *plan_, *source_);
+  const DataCursor& cursor = checkpoint.cursor;
+  if (!FilesDiffer(checkpoint.identity, now)) return source_->Seek(cursor);
+  // Accepted: bytes and lines of the old files say nothing about the new ones.
+  DataCursor counted;
+  counted.epoch = cursor.epoch;
+  counted.example_in_epoch = cursor.example_in_epoch;
+  counted.examples = cursor.examples;
+  if (cursor.example_in_epoch == 0) return source_->Seek(counted);
+  const std::size_t files = FilesOfIdentity(checkpoint.identity);
+  if (job_.train_data.shuffle != "none" && files != source_->files().size()) {
+    return InvalidArgumentError(fmt::format(
+        "--accept data: the run has {} files and the job now {}: with data.shuffle another number "
+        "of files is another order, amid an epoch too; give as many as before",
+        files, source_->files().size()));
+  }
+  LogText(LogLevel::kInfo, fmt::format("reading the new files up to example {} of the epoch",
+                                       FormatCount(cursor.example_in_epoch)));
+  TERRACE_RETURN_IF_ERROR(source_->Seek(counted));
+  const Status read = source_->ReadToPosition();
+  if (read.code() != StatusCode::kCorruption) return read;
+  return InvalidArgumentError("--accept data: " + read.message());
+}
+
 Status TrainingRun::Restore(const Checkpoint& checkpoint) {
   TERRACE_ASSIGN_OR_RETURN(const DenseState dense, run_->ReadDense(checkpoint));
   TERRACE_RETURN_IF_ERROR(
@@ -324,13 +365,11 @@ Status TrainingRun::Restore(const Checkpoint& checkpoint) {
   TERRACE_RETURN_IF_ERROR(progressive_.Restore(checkpoint.progressive).WithContext(origin));
   TERRACE_RETURN_IF_ERROR(window_.Restore(checkpoint.window).WithContext(origin));
   TERRACE_RETURN_IF_ERROR(RestoreTrainerState(checkpoint.trainer_state));
-  {
-    const ScopedBinding binding(binding_.reading);  // Where reading ahead begins.
-    TERRACE_RETURN_IF_ERROR(source_->Seek(checkpoint.cursor));
-  }
+  TERRACE_RETURN_IF_ERROR(SeekData(checkpoint));
   cursor_ = checkpoint.cursor;
   steps_ = checkpoint.steps;
   last_checkpoint_ = checkpoint.id;
+  checkpointed_examples_ = cursor_.examples;
   SetTrainedPosition();
   LogText(LogLevel::kInfo, fmt::format("resuming from checkpoint {} at example {}", checkpoint.id,
                                        FormatCount(cursor_.examples)));
