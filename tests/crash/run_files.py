@@ -37,6 +37,12 @@ def read_row_file(path, rows, row_bytes):
     file = RowFile(path, rows, HEAD + -(-row_bytes // 8) * 8, [])
     data = path.read_bytes()
     file.entries = [struct.unpack_from("<QQ", data, file.keys_offset + 16 * i) for i in range(rows)]
+    listed = [struct.unpack_from("<QQ", data, file.keys_offset + 16 * i) for i in range(rows)]
+    # Listed by MixKey; which record it is, an entry's version says between sequence and deletion.
+    by_record = sorted((version >> 36 & 0xFFFFF, key, version & ~(0xFFFFF << 36), i)
+                       for i, (key, version) in enumerate(listed))
+    file.entries = [(key, version) for _, key, version, _ in by_record]
+    file.listed_at = [i for _, _, _, i in by_record]
     return file
 
 

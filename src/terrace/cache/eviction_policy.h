@@ -73,9 +73,9 @@ std::unique_ptr<EvictionPolicy> MakeLruLfuPolicy(const EvictionOptions& options,
 // else it is the victim; that of the main queue goes to its end once for each visit, up to three. A
 // visit moves nothing: it counts in the entry. A row is hot when it belongs to the main queue or
 // was visited since it came to the small one. A row that `future` knows to come leaves either
-// queue at its end for one of rows that come, until it is visited. For each victim one of these is
-// looked at again, the one that was not for longest, and leaves first if it is not known to come
-// any more; the others are victims when there is nothing else.
+// queue at its end for those that come at about the same time, until it is visited. Those that have
+// not come when it is past are the first victims; the others are victims when there is nothing
+// else, those that come last first.
 std::unique_ptr<EvictionPolicy> MakeS3FifoPolicy(RowArena* arena, const FutureKeys* future);
 
 }  // namespace terrace
