@@ -24,6 +24,7 @@ class RowFile:
     rows: int
     record_bytes: int
     entries: list
+    listed_at: list = dataclasses.field(default_factory=list)  # Of each record: its entry's number in the key section.
 
     @property
     def keys_offset(self):
@@ -36,7 +37,6 @@ class RowFile:
 def read_row_file(path, rows, row_bytes):
     file = RowFile(path, rows, HEAD + -(-row_bytes // 8) * 8, [])
     data = path.read_bytes()
-    file.entries = [struct.unpack_from("<QQ", data, file.keys_offset + 16 * i) for i in range(rows)]
     listed = [struct.unpack_from("<QQ", data, file.keys_offset + 16 * i) for i in range(rows)]
     # Listed by MixKey; which record it is, an entry's version says between sequence and deletion.
     by_record = sorted((version >> 36 & 0xFFFFF, key, version & ~(0xFFFFF << 36), i)
