@@ -39,14 +39,44 @@ def stand_in(rate):
             "sustained": write, "peak_memory_bytes": 1e8}
 
 
-def test_figures_have_a_real_spread(monkeypatch, capsys):
-    """Without RocksDB too: what is printed of each work is the median, the least and the most of its runs."""
+@pytest.fixture
+def compare():
     spec = importlib.util.spec_from_file_location("store_run", FOLDER / "run.py")
-    compare = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(compare)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_limit_is_claimed_only_where_there_is_one(compare, monkeypatch, capsys, tmp_path):
+    """Version 1 and 2 of control groups, as folders that make no limits."""
+    limits = []
+    monkeypatch.setattr(compare, "measure", lambda system, options, limited, seed: limits.append(limited) or stand_in(1))
+    monkeypatch.setattr(compare, "PROGRAM", FOLDER / "run.py")
+    monkeypatch.setattr(compare, "GROUPS", tmp_path)
+    monkeypatch.setattr(compare, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(sys, "argv", ["run.py", "--runs", "1", "--limit-mib", "77"])
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "own").write_text("2:cpu:/x\n0::/user/session\n")
+    (tmp_path / "user/session").mkdir(parents=True)
+    for _ in range(2):
+        compare.main()
+        printed = capsys.readouterr().out
+        assert "no limit of memory (" in printed and "77 MiB" not in printed
+        assert limits.pop() is limits.pop() is False
+        (tmp_path / "cgroup.controllers").write_text("memory\n")
+    assert compare.places_of_groups() == [(tmp_path / "user/session", "memory.max"), (tmp_path / "user", "memory.max")]
+    assert not list(tmp_path.rglob("terrace-bench-*")), "none is left"
+    monkeypatch.setattr(compare, "why_unlimited", lambda mib: None)
+    compare.main()
+    assert "a limit of 77 MiB each" in capsys.readouterr().out
+    assert limits == [True, True]
+
+
+def test_figures_have_a_real_spread(compare, monkeypatch, capsys):
+    """Without RocksDB too: what is printed of each work is the median, the least and the most of its runs."""
     seeds = []
 
-    def measure(system, options, seed):
+    def measure(system, options, limited, seed):
         seeds.append(seed)
         return stand_in((4000 if system == "terrace" else 1000) * (1 + len(set(seeds))))
 

@@ -6,7 +6,7 @@
 Each system is loaded and measured --runs times in turn, each time with other keys; figures are medians with the least and the
 most. scripts/setup-peers installs RocksDB; scripts/build then builds the program. Each system runs alone in a process
 and, where this user may make one, in a control group of --limit-mib of memory, which counts the page cache
-too. Figures of different machines, or of different minutes of a shared one, don't compare: read the ratios.
+too; the first line says whether. Figures of different machines, or of different minutes of a shared one, don't compare: read the ratios.
 """
 import argparse
 import contextlib
@@ -22,28 +22,62 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PROGRAM = ROOT / "build/benchmarks/peers_bench"
-GROUPS = pathlib.Path("/sys/fs/cgroup/memory")
+GROUPS = pathlib.Path("/sys/fs/cgroup")
+OWN_GROUPS = pathlib.Path("/proc/self/cgroup")
 SYSTEMS = ("terrace", "rocksdb")
+
+
+def places_of_groups():
+    """(folder in which a control group may be made, its file of the limit), what should work first."""
+    if not (GROUPS / "cgroup.controllers").exists():
+        return [(GROUPS / "memory", "memory.limit_in_bytes")]
+    own = next(line for line in OWN_GROUPS.read_text().splitlines() if line.startswith("0::"))
+    place = GROUPS / own.removeprefix("0::").lstrip("/")
+    # A group with processes of its own gives no limit of memory to groups in it, but the group around it does.
+    return [(folder, "memory.max") for folder in (place, place.parent) if folder.is_relative_to(GROUPS)]
+
+
+def make_group(mib):
+    """A control group with so much memory. OSError: this user can't have one."""
+    refused = None
+    for folder, limit in places_of_groups():
+        group = folder / f"terrace-bench-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError as error:
+            refused = refused or error
+            continue
+        try:
+            with open(group / limit, "r+") as file:
+                file.write(str(mib << 20))
+            return group
+        except OSError as error:
+            refused = refused or error
+            group.rmdir()
+    raise refused
 
 
 @contextlib.contextmanager
 def memory_limit(mib):
-    """What to put before a command so that it and its page cache have so much memory; empty where that can't be."""
-    group = GROUPS / f"terrace-bench-{os.getpid()}"
-    try:
-        group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(mib << 20))
-    except OSError as error:
-        print(f"no limit of memory: {error}")
-        yield []
-        return
+    """What to put before a command so that it and its page cache have so much memory."""
+    group = make_group(mib)
     try:
         yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "enter"]
     finally:
         group.rmdir()
 
 
-def measure(system, options, seed):
+def why_unlimited(mib):
+    """None where a command can be limited: entering a group may be refused as well."""
+    try:
+        with memory_limit(mib) as prefix:
+            entered = subprocess.run([*prefix, "true"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+            return None if entered.returncode == 0 else entered.stderr.strip()
+    except OSError as error:
+        return str(error)
+
+
+def measure(system, options, limited, seed):
     scratch = tempfile.mkdtemp(prefix="terrace-bench-", dir=options.scratch)
     command = [PROGRAM, "--system", system, "--folder", scratch, "--keys", options.keys, "--row-bytes", options.row_bytes,
                "--repeats", options.repeats, "--update-seconds", options.update_seconds, "--threads", os.cpu_count(),
@@ -51,7 +85,7 @@ def measure(system, options, seed):
     for batch in options.batch:
         command += ["--batch", batch]
     try:
-        with memory_limit(options.limit_mib) as prefix:
+        with memory_limit(options.limit_mib) if limited else contextlib.nullcontext([]) as prefix:
             result = subprocess.run([*prefix, *map(str, command)], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     finally:
         shutil.rmtree(scratch)
@@ -104,9 +138,11 @@ def main():
     if not PROGRAM.exists():
         raise SystemExit(f"no {PROGRAM}: run scripts/setup-peers, then scripts/build")
     processor = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    unlimited = why_unlimited(options.limit_mib)
+    memory = f"a limit of {options.limit_mib} MiB each" if unlimited is None else f"no limit of memory ({unlimited})"
     print(f"machine: {processor}, {os.cpu_count()} cores, Linux {platform.release()}; {options.keys:,} keys of {options.row_bytes} B, "
-          f"a limit of {options.limit_mib} MiB each; --seed {options.seed}, {options.runs} runs of each")
-    runs = [{system: measure(system, options, options.seed + run) for system in SYSTEMS} for run in range(options.runs)]
+          f"{memory}; --seed {options.seed}, {options.runs} runs of each")
+    runs = [{system: measure(system, options, unlimited is None, options.seed + run) for system in SYSTEMS} for run in range(options.runs)]
     figures = together(runs)
 
     print(f"{'thousand keys a second':>26} {'Terrace':>28} {'RocksDB':>28} {'ratio':>7} {'aim':>5}")
@@ -127,7 +163,8 @@ def main():
               f"{spread(write['longest_write_seconds'])} s (median {statistics.median(write['median_write_seconds']):.3f}); "
               f"peak memory {max(figure['peak_memory_bytes']) / 1e6:,.0f} MB")
     if options.output:
-        pathlib.Path(options.output).write_text(json.dumps({"machine": processor, "seed": options.seed, "figures": figures}, indent=1) + "\n")
+        pathlib.Path(options.output).write_text(json.dumps({"machine": processor, "seed": options.seed, "memory": memory,
+                                                            "figures": figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

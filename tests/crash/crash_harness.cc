@@ -10,8 +10,8 @@
 // checker allows what lies between the two and nothing else: every checkpoint that was committed
 // and not dropped is there, each that is there has exactly the rows that it should have, and every
 // byte of it is as it was written. Every sync point in FILE (a name a line) must have killed a
-// worker at least once, or the harness fails. Which rows leave the cache first and which files are
-// compacted the seed decides; it is said.
+// worker at least once, or the harness fails. Each round draws from its seed how the tiers work
+// (WorkerTiers), whatever the rounds before it drew; a round that fails says it.
 //
 // The parent has one thread and does nothing but fork, wait and kill.
 #include <fcntl.h>
@@ -26,6 +26,7 @@
 #include <fstream>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -130,12 +131,8 @@ int WaitOrKill(pid_t pid, int pipe_end, std::optional<std::uint64_t> micros) {
 
 class Harness {
  public:
-  Harness(Arguments arguments, Job job, ModelPlan plan, std::vector<std::string> points)
-      : arguments_(std::move(arguments)),
-        job_(std::move(job)),
-        plan_(std::move(plan)),
-        points_(std::move(points)),
-        rng_(arguments_.seed) {}
+  Harness(Arguments arguments, std::vector<std::string> points)
+      : arguments_(std::move(arguments)), points_(std::move(points)), rng_(arguments_.seed) {}
 
   // False: something is wrong, and was said.
   bool Run() {
@@ -156,11 +153,25 @@ class Harness {
   }
 
  private:
+  std::string RunPath() const { return arguments_.folder + "/run"; }
   std::string ExpectedPath() const { return arguments_.folder + "/expected"; }
+
+  Status Work(const WorkerTiers& tiers, std::uint64_t seed, bool anew) const {
+    TERRACE_ASSIGN_OR_RETURN(Job job, MakeWorkerJob(RunPath(), tiers));
+    TERRACE_ASSIGN_OR_RETURN(ModelPlan plan, MakeWorkerPlan(FileSystem::Posix(), job));
+    ExpectedFile file(ExpectedPath());
+    Worker::Options options;
+    options.round = round_;
+    options.seed = seed;
+    Worker worker(FileSystem::Posix(), std::move(job), std::move(plan), &file, options);
+    return worker.Work(anew);
+  }
 
   bool Round(const std::string& point) {
     ++round_;
     const std::uint64_t seed = HashCombine(arguments_.seed, round_);
+    const WorkerTiers tiers = WorkerTiers::Draw(arguments_.index, seed);
+    drawn_.insert(tiers.ToText());
     std::optional<std::uint64_t> micros;
     if (point.empty()) micros = rng_.Below(longest_micros_ + 1000);
     int ends[2];
@@ -170,12 +181,7 @@ class Harness {
     if (worker_pid == 0) {
       close(ends[0]);
       if (!point.empty()) SyncPoint::ArmKill(point);
-      ExpectedFile file(ExpectedPath());
-      Worker::Options options;
-      options.round = round_;
-      options.seed = seed;
-      Worker worker(FileSystem::Posix(), job_, plan_, &file, options);
-      EndChild(worker.Work(/*anew=*/point.starts_with("run.")));
+      EndChild(Work(tiers, seed, /*anew=*/point.starts_with("run.")));
     }
     close(ends[1]);
     const int status = WaitOrKill(worker_pid, ends[0], micros);
@@ -193,17 +199,17 @@ class Harness {
     const pid_t checker = fork();
     if (checker == 0) {
       ExpectedFile file(ExpectedPath());
-      EndChild(CheckRun(FileSystem::Posix(), job_.output, &file));
+      EndChild(CheckRun(FileSystem::Posix(), RunPath(), &file));
     }
     if (WaitOrKill(checker, -1, std::nullopt) != 0) return Fail("the check failed", seed, point);
     return true;
   }
 
   bool Fail(const char* what, std::uint64_t seed, const std::string& point) const {
-    std::fprintf(stderr,
-                 "%s in round %lu of --seed %lu (its own seed %lu, %s); %s is left as it is\n",
-                 what, round_, arguments_.seed, seed,
-                 point.empty() ? "killed at a moment" : point.c_str(), arguments_.folder.c_str());
+    std::fprintf(
+        stderr, "%s in round %lu of --seed %lu (its own seed %lu, %s; %s); %s is left as it is\n",
+        what, round_, arguments_.seed, seed, point.empty() ? "killed at a moment" : point.c_str(),
+        WorkerTiers::Draw(arguments_.index, seed).ToText().c_str(), arguments_.folder.c_str());
     return false;
   }
 
@@ -211,9 +217,9 @@ class Harness {
     std::uint64_t at_points = 0;
     for (const auto& [point, kills] : kills_) at_points += kills;
     std::printf(
-        "%lu rounds: %lu killed at %zu sync points, %lu at a random moment, %lu ended by "
-        "themselves\n",
-        round_, at_points, kills_.size(), moments_, finished_);
+        "%lu rounds, their tiers in %zu ways: %lu killed at %zu sync points, %lu at a random "
+        "moment, %lu ended by themselves\n",
+        round_, drawn_.size(), at_points, kills_.size(), moments_, finished_);
     bool all = true;
     for (const std::string& point : points_) {
       const auto found = kills_.find(point);
@@ -225,13 +231,12 @@ class Harness {
   }
 
   const Arguments arguments_;
-  const Job job_;
-  const ModelPlan plan_;
   const std::vector<std::string> points_;
   Rng rng_;
   std::uint64_t round_ = 0, moments_ = 0, finished_ = 0;
   std::uint64_t longest_micros_ = 100'000;  // Of the last worker that ended by itself.
   std::map<std::string, std::uint64_t> kills_;
+  std::set<std::string> drawn_;  // WorkerTiers.
 };
 
 bool Parse(int argc, char** argv, Arguments* arguments) {
@@ -272,16 +277,11 @@ int Main(int argc, char** argv) {
   for (std::string line; std::getline(in, line);) {
     if (!line.empty()) points.push_back(line);
   }
-  const WorkerTiers tiers = WorkerTiers::Draw(arguments.index, arguments.seed);
-  std::printf("--seed %lu: %s\n", arguments.seed, tiers.ToText().c_str());
-  std::fflush(stdout);  // Or each child would say it once more.
-  Result<Job> job = MakeWorkerJob(arguments.folder + "/run", tiers);
-  Result<ModelPlan> plan = job.ok() ? MakeWorkerPlan(FileSystem::Posix(), *job) : job.status();
-  if (!plan.ok() || points.empty()) {
-    std::fprintf(stderr, "%s\n", plan.ok() ? "no sync points" : plan.status().message().c_str());
+  if (points.empty()) {
+    std::fputs("no sync points\n", stderr);
     return 2;
   }
-  Harness harness(std::move(arguments), std::move(*job), std::move(*plan), std::move(points));
+  Harness harness(std::move(arguments), std::move(points));
   return harness.Run() ? 0 : 1;
 }
 

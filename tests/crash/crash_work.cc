@@ -6,6 +6,7 @@
 
 #include "terrace/base/clock.h"
 #include "terrace/data/example_source.h"
+#include "terrace/train/run_marker.h"
 #include "terrace/train/run_scrub.h"
 
 namespace terrace {
@@ -168,17 +169,22 @@ void Expected::Apply(Note note, Snapshot snapshot) {
 WorkerTiers WorkerTiers::Draw(IndexKind index, std::uint64_t seed) {
   constexpr const char* kPolicies[] = {"s3_fifo", "lru_lfu", "pass_lfu"};
   constexpr const char* kCompactions[] = {"gain", "stale_share", "model_size"};
+  constexpr const char* kReads[] = {"planned", "whole_file"};
+  constexpr int kShards[] = {1, 2, 4};
   const std::uint64_t drawn = MixKey(seed);
   WorkerTiers tiers;
   tiers.index = index;
   tiers.policy = kPolicies[drawn % 3];
   tiers.compaction = kCompactions[drawn / 3 % 3];
+  tiers.read = kReads[drawn / 9 % 2];
+  tiers.shards = kShards[drawn / 18 % 3];
   return tiers;
 }
 
 std::string WorkerTiers::ToText() const {
-  return fmt::format("index {}, cache.policy {}, ssd.compaction {}",
-                     index == IndexKind::kGroup ? "group" : "key", policy, compaction);
+  return fmt::format(
+      "index {}, cache.policy {}, ssd.compaction {}, ssd.read {}, ssd.shards {} of a new run",
+      index == IndexKind::kGroup ? "group" : "key", policy, compaction, read, shards);
 }
 
 Result<Job> MakeWorkerJob(const std::string& run, const WorkerTiers& tiers) {
@@ -190,9 +196,10 @@ Result<Job> MakeWorkerJob(const std::string& run, const WorkerTiers& tiers) {
       "training: {{batch: 512, minibatch: 512, threads: 1}}\n"
       "memory: {{budget: 256MiB}}\n"
       "cache: {{policy: {}}}\n"
-      "ssd: {{shards: 2, file_size: 64KiB, stale_share: 0.4, merge_gap: 16KiB, compaction: {}, "
-      "quota: {}}}\n",
-      run, tiers.index == IndexKind::kGroup ? "group" : "key", tiers.policy, tiers.compaction,
+      "ssd: {{shards: {}, file_size: 64KiB, stale_share: 0.4, merge_gap: 16KiB, read: {}, "
+      "compaction: {}, quota: {}}}\n",
+      run, tiers.index == IndexKind::kGroup ? "group" : "key", tiers.policy, tiers.shards,
+      tiers.read, tiers.compaction,
       // Of model_size, so little that it has to compact.
       tiers.compaction == "model_size" ? "2MiB, over_provisioning: 0" : "1GiB");
   return ParseJob(yaml, "the harness's job", {});
@@ -207,10 +214,11 @@ Result<ModelPlan> MakeWorkerPlan(FileSystem* fs, const Job& job) {
 Worker::Worker(FileSystem* fs, Job job, ModelPlan plan, ExpectedState* expected,
                const Options& options)
     : fs_(fs),
-      job_(std::move(job)),
+      shards_(static_cast<int>(job.ssd.shards)),
       plan_(std::move(plan)),
       expected_(expected),
       options_(options),
+      job_(std::move(job)),
       rng_(options.seed),
       next_generation_((options.round << 24) + 1) {}
 
@@ -245,6 +253,11 @@ Status Worker::Open(RunFolder::Mode mode) {
   Close();
   // The job's only says when model_size compacts.
   quota_ = std::make_unique<DiskQuota>(std::uint64_t{1} << 30);
+  job_.ssd.shards = shards_;
+  if (mode == RunFolder::Mode::kResume) {
+    const Result<RunMarker> marker = ReadRunMarker(fs_, job_.output);
+    if (marker.ok()) job_.ssd.shards = static_cast<int>(marker->shards);
+  }
   TERRACE_ASSIGN_OR_RETURN(run_, RunFolder::Open(fs_, job_.output, mode, &job_));
   TERRACE_ASSIGN_OR_RETURN(kept_, run_->ListCheckpoints());
   TERRACE_RETURN_IF_ERROR(run_->RemoveStrays());

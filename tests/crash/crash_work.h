@@ -80,6 +80,8 @@ struct WorkerTiers {
   IndexKind index = IndexKind::kKey;
   std::string policy = "s3_fifo";   // cache.policy
   std::string compaction = "gain";  // ssd.compaction
+  std::string read = "planned";     // ssd.read
+  int shards = 2;                   // ssd.shards of a run that begins; one that is there keeps its.
   // The same for a seed.
   static WorkerTiers Draw(IndexKind index, std::uint64_t seed);
   std::string ToText() const;
@@ -98,7 +100,7 @@ class Worker {
     bool background = true;  // Cache and stores have threads.
     std::uint64_t most_operations = 60;
   };
-  // Borrows fs and expected.
+  // Borrows fs and expected. A run that is there need not have the job's number of shards.
   Worker(FileSystem* fs, Job job, ModelPlan plan, ExpectedState* expected, const Options& options);
   // `anew`: begins by deleting the run. kInternal: something was not what it should be; other
   // errors are those of the file system.
@@ -127,10 +129,11 @@ class Worker {
   Status StartAnew();
 
   FileSystem* const fs_;
-  const Job job_;
+  const int shards_;  // Of a run that begins.
   const ModelPlan plan_;
   ExpectedState* const expected_;
   const Options options_;
+  Job job_;  // With the shards of the run.
   Rng rng_;
   std::uint64_t next_generation_;
   std::uint64_t examples_ = 0;

@@ -1,16 +1,20 @@
 // Power lost at any call to the file system, below a run with its cache, stores and checkpoints:
 // the disk keeps what was synced and of the rest whatever it likes, sector by sector and name by
-// name.
+// name. Each time with another seed, which it says: --gtest_random_seed=SEED begins with it.
+// TERRACE_POWER_LOSS_DISKS=N takes N disks at random moments instead of some.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "crash/crash_work.h"
 #include "terrace/base/log.h"
+#include "terrace/base/testing/bench_flags.h"
 #include "terrace/io/faulty_file_system.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/io/testing/test_data.h"
@@ -40,13 +44,24 @@ class ExpectedInMemory final : public ExpectedState {
   Expected expected_;
 };
 
+std::uint64_t FirstSeed() {
+  const auto given = static_cast<std::uint64_t>(GTEST_FLAG_GET(random_seed));
+  const std::uint64_t seed = given != 0 ? given : BenchFlags::FreshSeed();
+  std::printf("--gtest_random_seed=%lu\n", seed);
+  std::fflush(stdout);  // A test that stops the process says no more.
+  return seed;
+}
+
+std::uint64_t Disks() {
+  constexpr std::uint64_t kDisks = 40;
+  const char* const given = std::getenv("TERRACE_POWER_LOSS_DISKS");
+  return given == nullptr ? kDisks : std::strtoull(given, nullptr, 10);
+}
+
 // One disk that loses its power again and again.
 class PowerLoss : public testing::TestWithParam<IndexKind> {
  protected:
-  void SetUp() override {
-    SetLogLevel(LogLevel::kError);
-    ASSERT_NO_FATAL_FAILURE(Use({GetParam()}));
-  }
+  void SetUp() override { SetLogLevel(LogLevel::kError); }
 
   void Use(const WorkerTiers& tiers) {
     Result<Job> job = MakeWorkerJob(kRun, tiers);
@@ -58,9 +73,9 @@ class PowerLoss : public testing::TestWithParam<IndexKind> {
   }
 
   // Works until call number `at` and all after it fail, then crashes and checks. The calls that the
-  // work made.
+  // work made. With `threads` of cache and stores the seed alone does not say which call that is.
   std::uint64_t WorkAndCrash(MemoryFileSystem* disk, ExpectedInMemory* expected, std::uint64_t seed,
-                             std::uint64_t at, Policy policy) {
+                             std::uint64_t at, Policy policy, bool threads) {
     FaultRule rule;
     rule.fault = Fault::kError;
     rule.nth = at;
@@ -69,7 +84,7 @@ class PowerLoss : public testing::TestWithParam<IndexKind> {
     Worker::Options options;
     options.round = ++round_;
     options.seed = seed;
-    options.background = false;
+    options.background = threads;
     options.most_operations = kMostOperations;
     {
       Worker worker(&fs, job_, plan_, expected, options);
@@ -89,47 +104,54 @@ class PowerLoss : public testing::TestWithParam<IndexKind> {
 };
 
 TEST_P(PowerLoss, AtRandomMoments) {
-  constexpr std::uint64_t kDisks = 40;
   constexpr std::uint64_t kLosses = 8;  // Of one disk.
-  for (std::uint64_t seed = 1; seed <= kDisks; ++seed) {
-    const WorkerTiers tiers = WorkerTiers::Draw(GetParam(), seed);
-    SCOPED_TRACE(tiers.ToText());
-    ASSERT_NO_FATAL_FAILURE(Use(tiers));
+  const std::uint64_t first = FirstSeed(), disks = Disks();
+  ASSERT_GT(disks, 0u);
+  for (std::uint64_t seed = first; seed < first + disks; ++seed) {
     MemoryFileSystem disk;
     ExpectedInMemory expected;
+    round_ = 0;  // As if this disk were the first.
     Rng rng(seed);
     std::uint64_t calls = 600;
     for (std::uint64_t loss = 0; loss < kLosses; ++loss) {
       const std::uint64_t at = 1 + rng.Below(calls);
       const Policy policy = rng.Below(4) == 0 ? Policy::kLoseUnsynced : Policy::kRandom;
-      SCOPED_TRACE("seed " + std::to_string(seed) + ", loss " + std::to_string(loss) + " at call " +
-                   std::to_string(at));
+      const bool threads = rng.Below(3) == 0;
+      const WorkerTiers tiers = WorkerTiers::Draw(GetParam(), HashCombine(seed, loss));
+      SCOPED_TRACE("--gtest_random_seed=" + std::to_string(seed) + ", loss " +
+                   std::to_string(loss) + " at call " + std::to_string(at) +
+                   (threads ? ", with threads; " : "; ") + tiers.ToText());
+      ASSERT_NO_FATAL_FAILURE(Use(tiers));
       calls = std::max<std::uint64_t>(
-          200, WorkAndCrash(&disk, &expected, HashCombine(seed, loss), at, policy));
+          200, WorkAndCrash(&disk, &expected, HashCombine(seed, loss), at, policy, threads));
       if (HasFailure()) return;
     }
   }
 }
 
-// The same work on a fresh disk, the power lost at each of its calls.
+// The same work on a fresh disk, the power lost at each of its calls. Without threads: whichever
+// of them came first would make other calls.
 TEST_P(PowerLoss, AtEachCall) {
-  constexpr std::uint64_t kSeed = 7;
   constexpr std::uint64_t kNever = ~std::uint64_t{0};
-  std::uint64_t calls = 0;
-  {
+  constexpr std::uint64_t kLeastCalls = 100, kMostCalls = 500;
+  std::uint64_t seed = FirstSeed(), calls = 0;
+  // The first seed whose work commits something and is soon done.
+  for (bool fit = false; !fit; seed += fit ? 0 : 1) {
+    const WorkerTiers tiers = WorkerTiers::Draw(GetParam(), seed);
+    SCOPED_TRACE("--gtest_random_seed=" + std::to_string(seed) + "; " + tiers.ToText());
+    ASSERT_NO_FATAL_FAILURE(Use(tiers));
     MemoryFileSystem disk;
     ExpectedInMemory expected;
-    calls = WorkAndCrash(&disk, &expected, kSeed, kNever, Policy::kKeepAll);
-    EXPECT_FALSE(expected.Read().kept.empty());
+    calls = WorkAndCrash(&disk, &expected, seed, kNever, Policy::kKeepAll, /*threads=*/false);
+    if (HasFailure()) return;
+    fit = !expected.Read().kept.empty() && calls >= kLeastCalls && calls <= kMostCalls;
   }
-  ASSERT_GT(calls, 100u);
-  constexpr std::uint64_t kMoments = 200;
-  const std::uint64_t stride = calls / kMoments + 1;
-  for (std::uint64_t at = 1; at <= calls; at += stride) {
+  SCOPED_TRACE("--gtest_random_seed=" + std::to_string(seed));
+  for (std::uint64_t at = 1; at <= calls; ++at) {
     SCOPED_TRACE("at call " + std::to_string(at));
     MemoryFileSystem disk;
     ExpectedInMemory expected;
-    WorkAndCrash(&disk, &expected, kSeed, at, Policy::kRandom);
+    WorkAndCrash(&disk, &expected, seed, at, Policy::kRandom, /*threads=*/false);
     if (HasFailure()) return;
   }
 }

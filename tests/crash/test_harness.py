@@ -1,9 +1,15 @@
 """Random work on stores, cache and checkpoints, killed again and again (crash_harness.cc)."""
+import re
+
+import pytest
+
 import harness
 import sync_points
 
 # Seconds for ten thousand rounds on a slow disk.
 FULL_PATIENCE_SECONDS = 4 * 3600
+# Of each index, with eight losses each.
+FULL_POWER_LOSS_DISKS = 5_000
 
 
 def test_every_point_has_its_test():
@@ -27,4 +33,17 @@ def test_kills(terrace, workspace, sample_seed, full):
     for process in processes:
         output = process.wait(FULL_PATIENCE_SECONDS if full else harness.PATIENCE_SECONDS).expect(0).output
         print(output)
-        assert "cache.policy " in output, "each run draws its own, and says so"
+        ways = int(re.search(r"their tiers in (\d+) ways", output).group(1))
+        assert ways > 27, "each round draws its own of 54 ways"
+
+
+def test_power_losses(terrace, workspace, sample_seed, full):
+    """What ctest takes some disks of."""
+    if not full:
+        pytest.skip("a quarter of an hour: runs with --full")
+    print(f"--sample-seed {sample_seed}: {FULL_POWER_LOSS_DISKS} disks")
+    program = terrace.binary.parent.parent / "tests" / "power_loss_test"
+    environment = {"TERRACE_POWER_LOSS_DISKS": str(FULL_POWER_LOSS_DISKS), "GTEST_RANDOM_SEED": str(sample_seed)}
+    harness.Process([program, "--gtest_filter=*AtRandomMoments*"], workspace / "log",
+                    prefix=["env", *(f"{name}={value}" for name, value in environment.items())]
+                    ).wait(FULL_PATIENCE_SECONDS).expect(0)

@@ -1,5 +1,5 @@
 """The tiers are invisible to the mathematics: digest and metrics are the same whatever the memory
-budget, depth, batch size, index, shards, I/O, eviction, compaction, binding, compression, checkpoints, interruption."""
+budget, depth, batch size, index, shards, disks, I/O, eviction, compaction, binding, compression, checkpoints, interruption."""
 import json
 import math
 import random
@@ -17,6 +17,7 @@ import pairwise
 # writes a block for nearly each of them: with all of jobs.EVICTING_ROWS a combination would take half a minute.
 COMBINED_ROWS, COMBINED_DIM, COMBINED_MINIBATCH = 1500, 128, 128
 INDEX_READ = ("table.index", "ssd.read")
+SHARDS_DISKS = ("ssd.shards", "disks")  # Folders in ssd.paths; 0: the rows lie in the run's folder.
 AXES = {
     "memory.budget": ("least", jobs.SMALL_BUDGET, jobs.LARGE_BUDGET),
     "pipeline.depth": (0, 1, 2, 4),
@@ -25,7 +26,7 @@ AXES = {
     INDEX_READ: (("key", "planned"), ("key", "whole_file"), ("group", "planned")),
     "table.expected_keys": (7000, 35_000),  # Of 34,000.
     "binding": ("auto", "off"),
-    "ssd.shards": (1, 2, 4),
+    SHARDS_DISKS: ((1, 0), (2, 2), (4, 0), (4, 2)),
     "ssd.backend": ("io_uring", "threads"),
     "ssd.io_threads": (1, 4),
     "ssd.merge_gap": ("auto", "0", "1MiB"),
@@ -37,7 +38,7 @@ AXES = {
     "suffix": (".tsv", ".tsv.zst", ".tsv.gz"),
     "interrupt": (False, True),
 }
-PRINCIPAL = ("memory.budget", "pipeline.depth", "training.batch", "ssd.shards", INDEX_READ)
+PRINCIPAL = ("memory.budget", "pipeline.depth", "training.batch", SHARDS_DISKS, INDEX_READ)
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +136,10 @@ def check(terrace, workspace, job_of, reference, settings, rng, interruptions):
     settings = dict(settings)
     suffix, interrupt = settings.pop("suffix"), settings.pop("interrupt")
     settings.update(zip(INDEX_READ, settings.pop(INDEX_READ)))
+    settings.update(zip(SHARDS_DISKS, settings.pop(SHARDS_DISKS)))
+    disks = [workspace / f"disk{number}" for number in range(settings.pop("disks"))]
+    if disks:
+        settings["ssd.paths"] = [str(disk) for disk in disks]
     least = settings["memory.budget"] == "least"
     if least:
         settings["memory.budget"] = least_budget(terrace, workspace, job_of(suffix), settings)
@@ -147,6 +152,7 @@ def check(terrace, workspace, job_of, reference, settings, rng, interruptions):
         assert sum(line["cache"]["evictions"] for line in intervals) > 0, "nothing was evicted: the budget is not small"
         assert sum(line["ssd"]["rows_read"] for line in intervals) > 0, "nothing was read back"
     assert summary["memory"]["peak_bytes"] <= summary["memory"]["budget_bytes"]
+    assert all(any(disk.rglob("rows-*")) for disk in disks)
     harness.assert_same(reference, run.result(), f"with {settings}, {suffix}, interrupt={interrupt}")
 
 

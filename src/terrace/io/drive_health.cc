@@ -73,6 +73,14 @@ void FindDisks(std::string folder, int levels, std::map<std::string, std::string
   }
 }
 
+std::map<std::string, std::string> DisksOf(std::uint64_t device, const std::string& sysfs) {
+  std::map<std::string, std::string> disks;
+  const std::string folder =
+      Resolved(fmt::format("{}/dev/block/{}:{}", sysfs, major(device), minor(device)));
+  if (!folder.empty()) FindDisks(folder, kMostLevels, &disks);
+  return disks;
+}
+
 void AskNvme(const std::string& node, DriveHealth* drive) {
   const int fd = open(node.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) {
@@ -135,12 +143,8 @@ std::vector<DriveHealth> DrivesOf(std::span<const std::string> paths) {
 
 std::vector<DriveHealth> DrivesOfDevice(std::uint64_t device, const std::string& sysfs,
                                         const std::string& dev) {
-  const std::string folder =
-      Resolved(fmt::format("{}/dev/block/{}:{}", sysfs, major(device), minor(device)));
-  std::map<std::string, std::string> disks;
-  if (!folder.empty()) FindDisks(folder, kMostLevels, &disks);
   std::vector<DriveHealth> drives;
-  for (const auto& [name, place] : disks) {
+  for (const auto& [name, place] : DisksOf(device, sysfs)) {
     DriveHealth drive;
     drive.device = name;
     drive.model = LineOf(place + "/device/model");
@@ -152,6 +156,23 @@ std::vector<DriveHealth> DrivesOfDevice(std::uint64_t device, const std::string&
     drives.push_back(std::move(drive));
   }
   return drives;
+}
+
+std::string DescribeDrives(std::uint64_t device, const std::string& sysfs) {
+  // Where the kinds of drives have them: SCSI, NVMe and virtual ones, memory cards.
+  constexpr const char* kNames[] = {"device/model", "device/serial", "serial",    "wwid",
+                                    "device/wwid",  "uuid",          "device/cid"};
+  std::vector<std::string> texts;
+  for (const auto& [name, place] : DisksOf(device, sysfs)) {
+    std::string text;
+    for (const char* of_drive : kNames) {
+      const std::string line = LineOf(fmt::format("{}/{}", place, of_drive));
+      if (!line.empty()) text += line + " ";
+    }
+    texts.push_back(text + LineOf(place + "/size"));
+  }
+  std::sort(texts.begin(), texts.end());
+  return fmt::format("{}", fmt::join(texts, "; "));
 }
 
 }  // namespace terrace

@@ -1,5 +1,6 @@
 // What drives say of their own wear: the health log of NVMe drives, by the kernel's pass-through of
 // admin commands. Other drives, and those that this process may not ask, are named with the reason.
+// And what tells a drive from others of its kind.
 // Threads: any. Nothing here fails a run.
 #pragma once
 
@@ -36,5 +37,9 @@ std::vector<DriveHealth> DrivesOf(std::span<const std::string> paths);
 // Those of the block device of this number. sysfs, dev: where the system describes and offers them.
 std::vector<DriveHealth> DrivesOfDevice(std::uint64_t device, const std::string& sysfs,
                                         const std::string& dev);
+// Of the drives that hold the block device of this number: models, serial numbers, ids and sizes in
+// one line of text, the same whatever the system calls them at its next start. Empty: none is
+// known.
+std::string DescribeDrives(std::uint64_t device, const std::string& sysfs);
 
 }  // namespace terrace

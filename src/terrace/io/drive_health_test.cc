@@ -72,6 +72,29 @@ TEST_F(DrivesTest, ADiskAPartitionAndWhatIsMadeOfThem) {
   EXPECT_EQ(Names(Of(AddOver("dm-0", {raid}))), (Texts{"nvme1n1|Model B 2TB", "sda|Model A"}));
 }
 
+TEST_F(DrivesTest, OthersOfTheirKindAreToldApart) {
+  const auto describe = [&](const stdfs::path& device) {
+    Of(device);
+    return DescribeDrives(makedev(9, 3), root_);
+  };
+  const stdfs::path one = AddDisk("sda", "Model A"), two = AddDisk("sdb", "Model A");
+  std::ofstream(one / "size") << "1000\n";
+  std::ofstream(two / "size") << "1000\n";
+  EXPECT_EQ(describe(one), "Model A 1000");
+  EXPECT_EQ(describe(one), describe(two));
+  std::ofstream(one / "device/serial") << "  S1  \n";
+  std::ofstream(two / "serial") << "S2";
+  EXPECT_EQ(describe(one), "Model A S1 1000");
+  EXPECT_EQ(describe(AddPartition(two, "sdb1")), "Model A S2 1000");
+  const std::string both = describe(AddOver("md0", {one, two}));
+  EXPECT_EQ(both, "Model A S1 1000; Model A S2 1000");
+  // After a start that found them the other way round.
+  std::ofstream(one / "device/serial") << "S2\n";
+  std::ofstream(two / "serial") << "S1\n";
+  EXPECT_EQ(describe(root_ / "devices/md0"), both);
+  EXPECT_EQ(DescribeDrives(makedev(0, 77), root_), "");
+}
+
 TEST_F(DrivesTest, WhyADriveSaysNothing) {
   const std::vector<DriveHealth> other = Of(AddDisk("vda", ""));
   ASSERT_EQ(other.size(), 1u);

@@ -4,7 +4,6 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -16,6 +15,8 @@
 #include <utility>
 
 #include "terrace/base/log.h"
+#include "terrace/io/disk_identity.h"
+#include "terrace/io/drive_health.h"
 #include "terrace/io/posix_file.h"
 #include "terrace/io/read_queue.h"
 
@@ -204,9 +205,8 @@ class PosixFileSystem final : public FileSystem {
     const std::unique_ptr<char, decltype(&std::free)> whole(realpath(path.c_str(), nullptr),
                                                             &std::free);
     if (whole == nullptr) return ErrnoError(errno, "asking the whole path of", path);
-    return fmt::format("device {}:{}, file system {:#x}, {}", major(info.st_dev),
-                       minor(info.st_dev), static_cast<std::uint64_t>(file_system.f_type),
-                       whole.get());
+    return DiskIdentityText(info.st_dev, file_system, DescribeDrives(info.st_dev, "/sys"),
+                            whole.get());
   }
 
   Result<std::unique_ptr<FileLock>> Lock(const std::string& path, bool exclusive) override {
