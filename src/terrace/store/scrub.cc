@@ -348,20 +348,12 @@ Frame ScrubFrame(File* disk, const ScrubOptions& options, FileScrub* scrub, Scru
   return frame;
 }
 
-// Counts what a walk finds.
-class SalvageCount {
- public:
-  explicit SalvageCount(FileScrub* scrub) : scrub_(scrub) {}
-  void Add(const SalvagedRecord& record) {
-    if (record.state == SalvagedRecord::State::kWhole) ++scrub_->whole;
-    if (record.state == SalvagedRecord::State::kLost) {
-      scrub_->lost.push_back({record.key, record.version});
-    }
+void Count(const SalvagedRecord& record, FileScrub* scrub) {
+  if (record.state == SalvagedRecord::State::kWhole) ++scrub->whole;
+  if (record.state == SalvagedRecord::State::kLost) {
+    scrub->lost.push_back({record.key, record.version});
   }
-
- private:
-  FileScrub* const scrub_;
-};
+}
 
 Result<std::unique_ptr<File>> OpenForScrub(FileSystem* fs, const ScrubOptions& options,
                                            const std::string& path) {
@@ -415,10 +407,9 @@ FileScrub ScrubFile(FileSystem* fs, const ScrubOptions& options, const Manifest:
   if (frame.footer_holds && !scrub.keys_hold) {
     findings.Add(keys_offset, "the key section fails its checksum");
   }
-  SalvageCount count(&scrub);
   Result<WalkResult> walk = Walk(disk->get(), options, scrub, table, buffers, &findings,
                                  [&](const SalvagedRecord& record) {
-                                   count.Add(record);
+                                   Count(record, &scrub);
                                    return OkStatus();
                                  });
   if (!walk.ok()) {
@@ -440,13 +431,12 @@ Status WalkSalvaged(FileSystem* fs, const ScrubOptions& options, const FileScrub
   if (!scrub.present) return OkStatus();
   TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<File> disk, OpenForScrub(fs, options, scrub.path));
   FileScrub again;
-  SalvageCount count(&again);
   Findings nowhere(nullptr, scrub.path);
   const KeyTable table(disk.get(), options.layout.KeysOffset(scrub.file.rows), scrub.file.rows,
                        scrub.version, buffers->keys(), &nowhere);
   TERRACE_ASSIGN_OR_RETURN(WalkResult walk, Walk(disk.get(), options, scrub, table, buffers,
                                                  &nowhere, [&](const SalvagedRecord& record) {
-                                                   count.Add(record);
+                                                   Count(record, &again);
                                                    return visit(record);
                                                  }));
   again.unknown = std::move(walk.unknown);

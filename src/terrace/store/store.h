@@ -272,9 +272,9 @@ class Store {
   // fine.
   virtual Status Drop(std::uint64_t id) = 0;
 
-  // Calls `visit` for each live row, in the order in which they lie, through a buffer of
-  // buffer_bytes. Checks every row it reads. For digest and export. Not beside Write on the same
-  // store; compaction waits.
+  // Calls `visit` for each live row, in the order in which they lie, through a buffer of at most
+  // buffer_bytes. Checks every row it reads. For digest and export. Not beside Write or Read
+  // on the same store, nor from `visit`; compaction waits.
   virtual Status ForEachRow(std::uint64_t buffer_bytes,
                             const std::function<Status(const RowView&)>& visit) = 0;
 

@@ -222,11 +222,7 @@ class StoreImpl final : public Store {
       TERRACE_REQUIRES(commit_mu_) TERRACE_EXCLUDES(mu_);
 
   // --- store_write.cc
-  // In a list that GiveOrder takes back: fresh pages would cost as much as the sort.
-  // By hash, those of each of so many files by themselves.
-  std::vector<SortedKey> SortKeys(std::span<const Key> keys, std::span<const std::uint8_t> stored,
-                                  std::uint64_t files) TERRACE_REQUIRES(write_mu_)
-      TERRACE_EXCLUDES(mu_);
+  // A list that GiveOrder takes back: fresh pages would cost as much as filling it.
   std::vector<SortedKey> TakeOrder() TERRACE_EXCLUDES(mu_);
   void GiveOrder(std::vector<SortedKey> order) TERRACE_EXCLUDES(mu_);
   Status WriteRecords(std::span<const Key> keys, std::span<const std::byte* const> rows,
@@ -239,9 +235,10 @@ class StoreImpl final : public Store {
       TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
   Status PublishStaged(std::span<StagedFiles* const> staged, std::int64_t rows_change)
       TERRACE_EXCLUDES(mu_);
+  // Makes the files of `staged` and its order: by file, then by hash.
   Status WriteFiles(std::span<const Key> keys, std::span<const std::byte* const> rows,
-                    std::uint64_t version, std::uint64_t file_count, std::vector<FilePtr>* files)
-      TERRACE_REQUIRES(write_mu_);
+                    std::span<const std::uint8_t> stored, std::uint64_t version,
+                    std::uint64_t file_count, StagedFiles* staged) TERRACE_REQUIRES(write_mu_);
   // Of the quota and of the index's file slots.
   Status ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files) TERRACE_REQUIRES(write_mu_)
       TERRACE_EXCLUDES(mu_);
@@ -343,7 +340,6 @@ class StoreImpl final : public Store {
 
   Mutex write_mu_;
   HugeBuffer write_buffer_ TERRACE_GUARDED_BY(write_mu_);
-  std::vector<SortedKey> sort_spare_ TERRACE_GUARDED_BY(write_mu_);
   KeyEntries write_keys_ TERRACE_GUARDED_BY(write_mu_);  // Of the file in the making.
 
   Mutex compact_mu_;

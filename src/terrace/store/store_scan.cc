@@ -1,28 +1,34 @@
 #include <algorithm>
-#include <utility>
 #include <vector>
 
-#include "terrace/base/check.h"
 #include "terrace/store/store_impl.h"
 
 namespace terrace {
+namespace {
+
+// One half is walked while the disk fills the other; more gains nothing.
+constexpr std::uint64_t kMostScanBytes = std::uint64_t{8} << 20;
+
+}  // namespace
 
 Status StoreImpl::ForEachRow(std::uint64_t buffer_bytes,
                              const std::function<Status(const RowView&)>& visit) {
   MutexLock compact(&compact_mu_);
+  MutexLock reading(&read_mu_);
   std::vector<FilePtr> files;
   {
     MutexLock lock(&mu_);
     files = LiveFiles();
   }
-  const std::uint64_t bytes = std::max(AlignUp(buffer_bytes, kBlockBytes),
+  const std::uint64_t bytes = std::max(AlignUp(std::min(buffer_bytes, kMostScanBytes), kBlockBytes),
                                        SectionCursor::LeastBuffer(layout_.record_bytes));
   TERRACE_ASSIGN_OR_RETURN(HugeBuffer buffer, HugeBuffer::Allocate(bytes));
+  SectionReads reads(read_queue_.get());
   std::vector<std::uint64_t> hashes;
   std::vector<Place> places;
   for (const FilePtr& file : files) {
     SectionCursor cursor(file->file.get(), kBlockBytes, layout_.record_bytes, file->info.rows,
-                         buffer.span().first(bytes));
+                         buffer.span().first(bytes), &reads);
     while (!cursor.done()) {
       TERRACE_RETURN_IF_ERROR(cursor.Fill());
       const std::uint64_t begin = cursor.index();

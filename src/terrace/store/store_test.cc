@@ -248,6 +248,53 @@ TEST(StoreModel, WaysToRead) {
   }
 }
 
+// What was given together lies together, in a file and through compaction, and takes one request.
+TEST(Store, RowsLieInTheOrderInWhichTheyAreGiven) {
+  constexpr std::uint64_t kRows = 3000, kSlice = 100;
+  MemoryFileSystem fs;
+  StoreOptions options = StoreHarness::TinyOptions();
+  options.row_bytes = 256;
+  options.file_bytes = 4 << 20;
+  options.io_buffer_bytes = 4 << 20;
+  options.merge_gap_bytes = 0;
+  DiskQuota quota(std::uint64_t{1} << 30);
+  auto store = Store::Create(&fs, Clock::Real(), &quota, options);
+  TERRACE_ASSERT_OK(store);
+  std::vector<Key> keys;
+  for (Key key = 0; key < kRows; ++key) keys.push_back(key);
+  Rng rng(3);
+  for (std::size_t i = keys.size(); i > 1; --i) std::swap(keys[i - 1], keys[rng.Below(i)]);
+  std::vector<std::byte> row(options.row_bytes);
+  std::vector<const std::byte*> rows(kRows, row.data());
+  TERRACE_ASSERT_OK((*store)->Write(keys, rows, {}));
+  std::vector<std::byte> out(kSlice * options.row_bytes);
+  std::vector<std::byte*> to;
+  for (std::uint64_t i = 0; i < kSlice; ++i) to.push_back(out.data() + i * options.row_bytes);
+  std::vector<std::uint8_t> found(kSlice);
+  const auto requests_of = [&](std::span<const Key> some) {
+    const std::uint64_t before = (*store)->stats().read_requests;
+    TERRACE_EXPECT_OK((*store)->Read(some, to, found));
+    EXPECT_EQ(std::count(found.begin(), found.end(), 1), static_cast<std::ptrdiff_t>(kSlice));
+    return (*store)->stats().read_requests - before;
+  };
+  std::vector<Key> apart;
+  for (std::size_t i = 0; i < kSlice; ++i) apart.push_back(keys[i * kRows / kSlice]);
+  EXPECT_EQ(requests_of(apart), kSlice);
+  for (std::size_t begin = 0; begin < kRows; begin += kSlice) {
+    EXPECT_EQ(requests_of(std::span(keys).subspan(begin, kSlice)), 1u) << begin;
+  }
+  // Every other row is written again; the others become neighbours.
+  std::vector<Key> again, left;
+  for (std::size_t i = 0; i < kRows; ++i) (i % 2 == 0 ? again : left).push_back(keys[i]);
+  TERRACE_ASSERT_OK((*store)->Write(again, std::span(rows).first(again.size()), {}));
+  TERRACE_ASSERT_OK((*store)->CompactNow());
+  ASSERT_GT((*store)->stats().rows_compacted, 0u);
+  for (std::size_t begin = 0; begin + kSlice <= left.size(); begin += kSlice) {
+    EXPECT_EQ(requests_of(std::span(left).subspan(begin, kSlice)), 1u) << begin;
+    EXPECT_EQ(requests_of(std::span(again).subspan(begin, kSlice)), 1u) << begin;
+  }
+}
+
 TEST(Store, WholeFilesAreReadWhole) {
   MemoryFileSystem fs;
   StoreOptions options = StoreHarness::TinyOptions();

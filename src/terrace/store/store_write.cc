@@ -95,13 +95,15 @@ Status StoreImpl::PublishTogether(std::span<const std::unique_ptr<StagedRows>> s
 Status StoreImpl::Erase(std::span<const Key> keys) {
   MutexLock lock(&write_mu_);
   // A key that is not there needs no record; so a deletion always has an older version on disk.
-  std::vector<SortedKey> order = SortKeys(keys, {}, 1);
-  TERRACE_RETURN_IF_ERROR(FindStored(order));
+  std::vector<SortedKey> wanted;
+  for (const Key key : keys) {
+    wanted.push_back({MixKey(key), static_cast<std::uint32_t>(wanted.size()), kUnknownKey});
+  }
+  TERRACE_RETURN_IF_ERROR(FindStored(wanted));
   std::vector<Key> present;
-  for (const SortedKey& key : order) {
+  for (const SortedKey& key : wanted) {
     if (key.stored()) present.push_back(keys[key.index]);
   }
-  GiveOrder(std::move(order));
   return WriteRecords(present, {}, std::vector<std::uint8_t>(present.size(), kStoredKey));
 }
 
@@ -112,31 +114,6 @@ Status StoreImpl::WriteRecords(std::span<const Key> keys, std::span<const std::b
                            StageRecords(keys, rows, stored));
   StagedFiles* const write = staged.get();
   return PublishStaged({&write, 1}, 0);
-}
-
-std::vector<StoreImpl::SortedKey> StoreImpl::SortKeys(std::span<const Key> keys,
-                                                      std::span<const std::uint8_t> stored,
-                                                      std::uint64_t files) {
-  TERRACE_CHECK(keys.size() <= std::numeric_limits<std::uint32_t>::max());
-  std::vector<SortedKey> order = TakeOrder();
-  order.resize(keys.size());
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    order[i] = {MixKey(keys[i]), static_cast<std::uint32_t>(i),
-                stored.empty() ? kUnknownKey : stored[i]};
-  }
-  SortSpread(&order, &sort_spare_, 64, [](const SortedKey& key) { return key.hash; });
-  for (std::size_t i = 1; i < order.size(); ++i) TERRACE_CHECK(order[i - 1].hash < order[i].hash);
-  if (files <= 1) return order;
-  std::vector<std::size_t> next(files);
-  for (std::uint64_t f = 0; f < files; ++f) next[f] = FileBegin(f, files, keys.size());
-  sort_spare_.resize(order.size());
-  for (const SortedKey& key : order) {
-    // The file whose first row is the last one not behind it.
-    const std::uint64_t file = ((key.index + std::uint64_t{1}) * files - 1) / keys.size();
-    sort_spare_[next[file]++] = key;
-  }
-  order.swap(sort_spare_);
-  return order;
 }
 
 std::vector<StoreImpl::SortedKey> StoreImpl::TakeOrder() {
@@ -164,8 +141,8 @@ Result<std::unique_ptr<StoreImpl::StagedFiles>> StoreImpl::StageRecords(
   WriteTimer timer(this);
   auto staged = std::make_unique<StagedFiles>(this);
   staged->deletion = rows.empty();
+  TERRACE_CHECK(keys.size() <= std::numeric_limits<std::uint32_t>::max());
   const std::uint64_t file_count = (keys.size() + rows_per_file_ - 1) / rows_per_file_;
-  staged->order = SortKeys(keys, stored, file_count);
   for (std::uint64_t f = 0; f < file_count; ++f) {
     staged->bytes += layout_.FileBytes(FileBegin(f + 1, file_count, keys.size()) -
                                        FileBegin(f, file_count, keys.size()));
@@ -180,7 +157,7 @@ Result<std::unique_ptr<StoreImpl::StagedFiles>> StoreImpl::StageRecords(
   const CompactionPace::Hold use(&pace_, CompactionPace::kUse);
   SyncPoint::Hit("store.write.before_data");
   const std::uint64_t version = staged->sequence | (staged->deletion ? kDeletionBit : 0);
-  const Status status = WriteFiles(keys, rows, version, file_count, &staged->files);
+  const Status status = WriteFiles(keys, rows, stored, version, file_count, staged.get());
   if (!status.ok()) {
     std::uint64_t written = 0;
     for (const FilePtr& file : staged->files) written += file->info.bytes;
@@ -377,8 +354,11 @@ FilePtr StoreImpl::NewFile(std::unique_ptr<File> file, const ParameterFileInfo& 
 }
 
 Status StoreImpl::WriteFiles(std::span<const Key> keys, std::span<const std::byte* const> rows,
-                             std::uint64_t version, std::uint64_t file_count,
-                             std::vector<FilePtr>* files) {
+                             std::span<const std::uint8_t> stored, std::uint64_t version,
+                             std::uint64_t file_count, StagedFiles* staged) {
+  std::vector<FilePtr>* const files = &staged->files;
+  staged->order = TakeOrder();
+  staged->order.clear();
   WriteRing ring(write_buffer_.span(), kBlockBytes, write_queue_.get());
   for (std::uint64_t f = 0; f < file_count; ++f) {
     std::uint64_t id;
@@ -409,6 +389,16 @@ Status StoreImpl::WriteFiles(std::span<const Key> keys, std::span<const std::byt
     TERRACE_ASSIGN_OR_RETURN(const ParameterFileInfo info, writer.Finish());
     TERRACE_CHECK(info.bytes == planned.bytes);
     files->back() = NewFile(writer.TakeFile(), info);
+    // The writer has sorted them.
+    const std::size_t first = staged->order.size();
+    for (const KeyEntry& entry : write_keys_.entries) {
+      const std::size_t index = begin + RowOfEntry(info.version, /*i=*/0, entry.version);
+      staged->order.push_back({MixKey(entry.key), static_cast<std::uint32_t>(index),
+                               stored.empty() ? kUnknownKey : stored[index]});
+    }
+    for (std::size_t i = first + 1; i < staged->order.size(); ++i) {
+      TERRACE_CHECK(staged->order[i - 1].hash < staged->order[i].hash);
+    }
   }
   return ring.Await();
 }

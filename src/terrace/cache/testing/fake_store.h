@@ -30,7 +30,7 @@ class FakeStore final : public Store {
   Status Erase(std::span<const Key> keys) override;
   Result<ManifestReference> Commit(std::uint64_t id) override;
   Status Drop(std::uint64_t id) override;
-  // Only what the cache's tests need is here; the order is not that of MixKey.
+  // Only what the cache's tests need is here.
   Status ForEachRow(std::uint64_t buffer_bytes,
                     const std::function<Status(const RowView&)>& visit) override;
   Status CompactNow() override;
