@@ -102,11 +102,15 @@ void PlanLookAhead(const MemoryPlanInput& input, MemoryPlan* plan) {
   const std::uint64_t source =
       input.source_bytes + BatchBytesPerExample(input) *
                                std::max<std::uint64_t>(input.minibatch, FutureKeys::kTickExamples);
-  // A large source leaves less of what both may cost.
-  const std::uint64_t share = plan->rows_bytes / (source > plan->rows_bytes / 30 ? 16 : 12);
-  const std::uint64_t future = HugeBuffer::SizeFor(
-      std::min({rows * FutureKeys::kBytesPerCachedRow, share, kMostFutureBytes}));
-  if (future + source > plan->rows_bytes / 8) return;  // It would cost more than it gains.
+  const std::uint64_t both = plan->rows_bytes / 8;  // More would cost more than it gains.
+  if (source >= both) return;
+  const std::uint64_t most = std::min({rows * FutureKeys::kBytesPerCachedRow, plan->rows_bytes / 12,
+                                       both - source, kMostFutureBytes});
+  // An eighth of what it should have tells of too few keys to be worth a second reading.
+  if (most < rows * FutureKeys::kBytesPerCachedRow / 8) return;
+  // In whole pages; of large ones no more than fit.
+  const std::uint64_t future =
+      most < kHugePageBytes ? HugeBuffer::SizeFor(most) : most / kHugePageBytes * kHugePageBytes;
   if (plan->rows_bytes - future - source < LeastRowBytes(input)) return;
   plan->future_bytes = future;
   plan->look_ahead_bytes = future + source;
