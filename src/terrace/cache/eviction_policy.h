@@ -50,7 +50,7 @@ class EvictionPolicy {
   virtual void Sweep() = 0;
 
   // A row whose Entry::frequency is this or more is hot: likely to be visited again soon. Holds for
-  // victims too.
+  // victims too; of those that are not hot FutureKeys knows nothing.
   virtual std::uint8_t hot_frequency() const = 0;
   virtual ComingRows coming() const { return {}; }
 };

@@ -44,12 +44,13 @@ class FutureKeys {
 
   // Where examples have got their rows up to, in ticks.
   std::uint64_t now() const { return now_.load(std::memory_order_relaxed); }
-  // What TicksUntilNext will read.
-  void Prefetch(std::uint64_t hash) const {
+  // What TicksUntilNext will read; of a key that is likely to come soon only what it reads first.
+  void Prefetch(std::uint64_t hash, bool comes_soon = false) const {
     const Lines& lines = LinesOf(hash);
+    std::uint32_t left = comes_soon ? 2 : kStretches;
     ForStretches(now(), [&](std::uint32_t number, auto&) {
       __builtin_prefetch(&lines[number]);
-      return false;
+      return --left == 0;
     });
   }
   // How many ticks from now on the key is asked for, as far as that is known: the last time in the

@@ -422,11 +422,13 @@ std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed,
     map_.Prefetch(MixKey(entry.key));
     if (!IsDirty(entry)) continue;
     appends->Prefetch(entry.key);
-    __builtin_prefetch(arena_.row(victims[i]));
+    for (std::uint32_t at = 0; at < options_.row_bytes; at += 64) {
+      __builtin_prefetch(arena_.row(victims[i]) + at);
+    }
   }
   std::size_t kept = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    Evict(victims[i], appends);
+    Evict(victims[i], /*may_come=*/IsHot(arena_.entry(victims[i])), appends);
     if (arena_.is_closed(victims[i])) {
       arena_.Free(victims[i]);
       continue;
@@ -438,11 +440,12 @@ std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed,
   return kept;
 }
 
-void RowCacheImpl::Evict(EntryId id, WriteBack::AppendScope* appends) {
+void RowCacheImpl::Evict(EntryId id, bool may_come, WriteBack::AppendScope* appends) {
   Entry& entry = arena_.entry(id);
   if (IsDirty(entry) && !DropExpired(id)) {
     SyncPoint::Hit("cache.evict.before_write");
-    appends->Append(entry.key, arena_.row(id), {.stored = IsStored(entry), .hot = IsHot(entry)});
+    appends->Append(entry.key, arena_.row(id),
+                    {.stored = IsStored(entry), .hot = IsHot(entry), .may_come = may_come});
     StoreFlags(entry, 0);
     dirty_rows_.fetch_sub(1, std::memory_order_relaxed);
   }

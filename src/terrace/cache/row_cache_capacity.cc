@@ -95,7 +95,7 @@ Result<bool> RowCacheImpl::EmptyChunk(std::uint32_t chunk) {
       WriteBack::AppendScope appends(write_back_.get());
       if (!IsDirty(arena_.entry(id)) || appends.room() > 0) {
         policy_->Forget(id);
-        Evict(id, &appends);
+        Evict(id, /*may_come=*/true, &appends);
         arena_.Free(id);
         ++slot;
         continue;

@@ -117,7 +117,7 @@ class RowCacheImpl final : public RowCache, public RowHolder {
     return entry.frequency >= policy_->hot_frequency();
   }
   // Takes a row out of the map, to the write buffer when it is dirty. The entry is the caller's.
-  void Evict(EntryId id, WriteBack::AppendScope* appends) TERRACE_REQUIRES(mu_);
+  void Evict(EntryId id, bool may_come, WriteBack::AppendScope* appends) TERRACE_REQUIRES(mu_);
   // A dirty row that may go is clean from now on, as if it had been written.
   bool DropExpired(EntryId id) TERRACE_REQUIRES(mu_);
   // Whether the row may go, is not held, and so has left the cache.

@@ -116,7 +116,7 @@ class S3FifoPolicy final : public EvictionPolicy {
       for (std::size_t i = 0; i < group_size; ++i) {
         group[i] = queues_.Pop(small ? kSmall : kMain);
         TERRACE_CHECK(group[i] != kNoEntry);
-        if (future_ != nullptr) future_->Prefetch(MixKey(arena_->entry(group[i]).key));
+        if (future_ != nullptr) future_->Prefetch(MixKey(arena_->entry(group[i]).key), !small);
       }
       rows -= group_size;
       for (std::size_t i = 0; i < group_size; ++i) {

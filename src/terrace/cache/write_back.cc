@@ -34,7 +34,7 @@ std::uint64_t WriteBack::BytesFor(const WriteBackOptions& options) {
       2 * sizeof(Key) + sizeof(const std::byte*) + 2 + sizeof(std::uint32_t);
   const std::uint64_t count = BufferCount(options.background, options.hot_apart);
   const std::uint64_t sorting =
-      options.future == nullptr ? 0 : 2 * sizeof(std::uint64_t) * options.buffer_rows;
+      options.future == nullptr ? 0 : (2 * sizeof(std::uint64_t) + count) * options.buffer_rows;
   return count * (RowBufferBytes(options) + kPerRow * options.buffer_rows) + sorting +
          EntryMap::BytesFor(count * options.buffer_rows);
 }
@@ -69,6 +69,7 @@ Status WriteBack::Allocate() {
     TERRACE_ASSIGN_OR_RETURN(buffer.rows, HugeBuffer::Allocate(RowBufferBytes(options_)));
     buffer.keys.reserve(options_.buffer_rows);
     buffer.stored.reserve(options_.buffer_rows);
+    if (options_.future != nullptr) buffer.may_come.reserve(options_.buffer_rows);
     buffer.shard_keys.reserve(options_.buffer_rows);
     buffer.shard_rows.reserve(options_.buffer_rows);
     buffer.shard_stored.reserve(options_.buffer_rows);
@@ -126,8 +127,9 @@ void WriteBack::Append(Key key, const std::byte* row, const WrittenRow& what) {
   const std::uint32_t old = FindPlace(key);
   const std::int64_t old_buffer = old == EntryMap::kNone ? -1 : old >> kIndexBits;
   if (old_buffer >= 0 && (old_buffer == filling_[kOthers] || old_buffer == filling_[kHot])) {
-    const Buffer& buffer = buffers_[static_cast<std::size_t>(old_buffer)];
+    Buffer& buffer = buffers_[static_cast<std::size_t>(old_buffer)];
     std::memcpy(RowIn(buffer, old & kIndexMask), row, options_.row_bytes);
+    if (options_.future != nullptr) buffer.may_come[old & kIndexMask] = what.may_come ? 1 : 0;
     return;
   }
   const std::size_t kind = what.hot && options_.hot_apart ? kHot : kOthers;
@@ -141,6 +143,7 @@ void WriteBack::Append(Key key, const std::byte* row, const WrittenRow& what) {
   std::memcpy(RowIn(buffer, buffer.keys.size()), row, options_.row_bytes);
   buffer.keys.push_back(key);
   buffer.stored.push_back(what.stored ? kStoredKey : kNewKey);
+  if (options_.future != nullptr) buffer.may_come.push_back(what.may_come ? 1 : 0);
   ++unwritten_rows_;
   if (old == EntryMap::kNone) {
     map_.Insert(MixKey(key), place);
@@ -177,22 +180,28 @@ void WriteBack::Join(std::size_t kind) {
     std::memcpy(RowIn(to, at), RowIn(from, i), options_.row_bytes);
     to.keys.push_back(from.keys[i]);
     to.stored.push_back(from.stored[i]);
+    if (options_.future != nullptr) to.may_come.push_back(from.may_come[i]);
     // Nothing newer is appended than what is being filled in.
     map_.Replace(MixKey(from.keys[i]), PlaceOf(from_number, i), PlaceOf(to_number, at));
   }
-  from.keys.clear();
-  from.stored.clear();
+  from.Clear();
   idle_.push_back(static_cast<std::uint32_t>(from_number));
 }
 
-void WriteBack::SortByNextUse(const std::vector<Key>& keys, ShardOrder* order) {
+void WriteBack::SortByNextUse(Buffer* buffer) {
   constexpr int kRowBits = 32, kTickBits = 16;
-  for (std::size_t shard = 0; shard < order->shards(); ++shard) {
-    const std::span<std::uint32_t> rows = order->PartOf(order->origin, shard);
+  ShardOrder& order = buffer->shard_order;
+  for (std::size_t shard = 0; shard < order.shards(); ++shard) {
+    const std::span<std::uint32_t> rows = order.PartOf(order.origin, shard);
     next_uses_.clear();
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      if (i + kAhead < rows.size()) options_.future->Prefetch(MixKey(keys[rows[i + kAhead]]));
-      const std::uint64_t ticks = options_.future->TicksUntilNext(MixKey(keys[rows[i]]));
+      if (i + kAhead < rows.size() && buffer->may_come[rows[i + kAhead]] != 0) {
+        options_.future->Prefetch(MixKey(buffer->keys[rows[i + kAhead]]));
+      }
+      const std::uint64_t ticks =
+          buffer->may_come[rows[i]] != 0
+              ? options_.future->TicksUntilNext(MixKey(buffer->keys[rows[i]]))
+              : FutureKeys::kNever;
       next_uses_.push_back(ticks << kRowBits | rows[i]);
     }
     RadixSort(&next_uses_, &sort_spare_, kRowBits, kRowBits + kTickBits,
@@ -209,7 +218,7 @@ Status WriteBack::StageRows(Buffer* buffer) {
   SortByShard(buffer->keys, stores_.size(), &buffer->shard_order);
   // Rows lie on the disk as they are given to the store, and a batch reads those together that lie
   // together.
-  if (options_.future != nullptr) SortByNextUse(buffer->keys, &buffer->shard_order);
+  if (options_.future != nullptr) SortByNextUse(buffer);
   buffer->shard_keys.clear();
   buffer->shard_rows.clear();
   buffer->shard_stored.clear();
@@ -272,8 +281,7 @@ void WriteBack::EndWrite() {
   written_sequence_ = buffer.sequence;
   written_rows_ += buffer.keys.size();
   unwritten_rows_ -= buffer.keys.size();
-  buffer.keys.clear();
-  buffer.stored.clear();
+  buffer.Clear();
   idle_.push_back(number);
   written_.NotifyAll();
 }

@@ -49,6 +49,8 @@ struct WriteBackTimes {
 struct WrittenRow {
   bool stored = false;  // Its store has the key, or will by what was appended before; else not.
   bool hot = false;     // See EvictionPolicy.
+  // False: nothing is known of when it will be asked for, so that it need not be looked up.
+  bool may_come = true;
 };
 
 class WriteBack {
@@ -128,14 +130,21 @@ class WriteBack {
   struct Buffer {
     HugeBuffer rows;
     std::vector<Key> keys;
-    std::vector<std::uint8_t> stored;  // (keys) kStoredKey or kNewKey: of its store.
-    std::uint64_t sequence = 0;        // Of its submission, from 1.
+    std::vector<std::uint8_t> stored;    // (keys) kStoredKey or kNewKey: of its store.
+    std::vector<std::uint8_t> may_come;  // (keys) 1 or 0; empty without a future.
+    std::uint64_t sequence = 0;          // Of its submission, from 1.
     // Of the write: the rows by shard, and what the stores have written of them.
     std::vector<Key> shard_keys;
     std::vector<const std::byte*> shard_rows;
     std::vector<std::uint8_t> shard_stored;
     ShardOrder shard_order;
     std::vector<std::unique_ptr<StagedRows>> staged;  // (shards) Null: no rows.
+
+    void Clear() {
+      keys.clear();
+      stored.clear();
+      may_come.clear();
+    }
   };
 
   WriteBack(const WriteBackOptions& options, std::vector<Store*> stores);
@@ -162,7 +171,7 @@ class WriteBack {
   // Writes or waits until `sequence` is written. Returns the failure or the cancellation.
   Status WaitForSequence(std::uint64_t sequence, bool cancellable) TERRACE_REQUIRES(mu_);
   // Brings the rows of each shard into the order in which they will be asked for.
-  void SortByNextUse(const std::vector<Key>& keys, ShardOrder* order);
+  void SortByNextUse(Buffer* buffer);
   // The halves of a write. A buffer that failed has nothing staged.
   Status StageRows(Buffer* buffer) TERRACE_EXCLUDES(mu_);
   Status PublishRows(Buffer* buffer) TERRACE_EXCLUDES(mu_);
