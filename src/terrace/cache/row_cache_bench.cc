@@ -2,8 +2,8 @@
 // rows (the ceiling: memory's own rate), std::unordered_map look-up and copy (what one would write
 // in five lines, without a policy), and, for each eviction policy, Pin + release with every key in
 // memory, the same with a copy of the rows, and with a share of misses that evicts dirty rows to a
-// store in memory. Axes: policy, rows, row bytes, keys a batch. --tiny checks the results on a
-// small cache.
+// store in memory. Keys are what a log with 26 slots of hashed categories has. Axes: policy, rows,
+// row bytes, keys a batch. --tiny checks the results on a small cache.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -34,16 +34,16 @@ struct Settings {
   std::uint64_t seed = 0;
 };
 
-// A store that finds each key below `rows` and forgets what it is given: the cost of a miss without
-// the cost of a disk.
+// A store that finds each key and forgets what it is given: the cost of a miss without the cost of
+// a disk.
 class NullStore final : public Store {
  public:
-  NullStore(std::uint64_t rows, std::uint32_t row_bytes) : rows_(rows), row_bytes_(row_bytes) {}
+  explicit NullStore(std::uint32_t row_bytes) : row_bytes_(row_bytes) {}
   Status Read(std::span<const Key> keys, std::span<std::byte* const> rows,
               std::span<std::uint8_t> found, const std::atomic<bool>* /*stop*/) override {
     for (std::size_t i = 0; i < keys.size(); ++i) {
-      found[i] = keys[i] < rows_ ? 1 : 0;
-      if (found[i] != 0) std::memset(rows[i], static_cast<int>(keys[i] & 0xff), row_bytes_);
+      found[i] = 1;
+      std::memset(rows[i], static_cast<int>(keys[i] & 0xff), row_bytes_);
     }
     return OkStatus();
   }
@@ -82,7 +82,6 @@ class NullStore final : public Store {
   Status background_status() const override { return OkStatus(); }
 
  private:
-  const std::uint64_t rows_;
   const std::uint32_t row_bytes_;
   std::uint64_t sum_ = 0;
 };
@@ -93,13 +92,19 @@ void Require(bool condition, const char* what) {
   std::exit(1);
 }
 
+// The key of row `number`, each another one: a slot and a hash of 48 bits.
+Key KeyOf(std::uint64_t number) {
+  constexpr std::uint64_t kSlots = 26, kOdd = 0x9e3779b97f4b;
+  return number % kSlots << 48 | (number * kOdd & ((std::uint64_t{1} << 48) - 1));
+}
+
 std::vector<Key> DistinctKeys(Rng* rng, std::size_t count, std::uint64_t first,
                               std::uint64_t range) {
-  std::unordered_set<Key> seen;
+  std::unordered_set<std::uint64_t> seen;
   std::vector<Key> keys;
   while (keys.size() < count) {
-    const Key key = first + rng->Below(range);
-    if (seen.insert(key).second) keys.push_back(key);
+    const std::uint64_t number = first + rng->Below(range);
+    if (seen.insert(number).second) keys.push_back(KeyOf(number));
   }
   return keys;
 }
@@ -148,7 +153,7 @@ void Gather(std::span<std::byte* const> rows, std::uint32_t row_bytes, std::byte
 class Bench {
  public:
   explicit Bench(const Settings& settings)
-      : settings_(settings), rng_(settings.seed), store_(~std::uint64_t{0}, settings.row_bytes) {}
+      : settings_(settings), rng_(settings.seed), store_(settings.row_bytes) {}
 
   void Run() {
     MakeCopyBuffer();
@@ -192,10 +197,10 @@ class Bench {
     cache_ = std::move(made).value();
     Require(cache_->MaxPinnedRows() >= settings_.rows, "the rows fit");
     std::vector<Key> keys;
-    for (Key key = 0; key < settings_.rows; key += settings_.batch) {
+    for (std::uint64_t first = 0; first < settings_.rows; first += settings_.batch) {
       keys.clear();
-      for (Key k = key; k < std::min<Key>(key + settings_.batch, settings_.rows); ++k) {
-        keys.push_back(k);
+      for (std::uint64_t i = first; i < std::min(first + settings_.batch, settings_.rows); ++i) {
+        keys.push_back(KeyOf(i));
       }
       Require(cache_->Pin(keys).ok(), "Pin of the fill");
     }
@@ -221,13 +226,14 @@ class Bench {
   }
 
   Rates UnorderedMap() {
-    std::vector<std::byte> memory(settings_.rows * settings_.row_bytes);
+    auto made = HugeBuffer::Allocate(settings_.rows * settings_.row_bytes);
+    Require(made.ok(), "memory");
+    HugeBuffer memory = std::move(made).value();
+    std::memset(memory.data(), 1, memory.size());
     std::unordered_map<Key, std::byte*> map;
     map.reserve(settings_.rows);
-    // Rows lie in an order of their own, as they would after a while.
-    const std::uint64_t step = 0x9e3779b1 | 1;
-    for (Key key = 0; key < settings_.rows; ++key) {
-      map[key] = memory.data() + key * step % settings_.rows * settings_.row_bytes;
+    for (std::uint64_t i = 0; i < settings_.rows; ++i) {
+      map[KeyOf(i)] = memory.data() + i * settings_.row_bytes;
     }
     return Measure(settings_, [&](int) {
       const std::vector<Key> keys = DistinctKeys(&rng_, settings_.batch, 0, settings_.rows);
@@ -270,7 +276,7 @@ class Bench {
     // From a full cache on, so that each miss evicts.
     for (bool full = false; !full; next_new_ += settings_.batch) {
       std::vector<Key> keys;
-      for (std::size_t i = 0; i < settings_.batch; ++i) keys.push_back(next_new_ + i);
+      for (std::size_t i = 0; i < settings_.batch; ++i) keys.push_back(KeyOf(next_new_ + i));
       const std::uint64_t before = cache_->stats().evictions;
       Require(cache_->Pin(keys).ok(), "Pin of new keys");
       full = cache_->stats().evictions > before;
@@ -281,7 +287,7 @@ class Bench {
       const std::uint64_t recent = settings_.rows / 4;
       std::vector<Key> keys =
           DistinctKeys(&rng_, settings_.batch - missing, next_new_ - recent, recent);
-      for (std::size_t i = 0; i < missing; ++i) keys.push_back(next_new_++);
+      for (std::size_t i = 0; i < missing; ++i) keys.push_back(KeyOf(next_new_++));
       return Seconds([&] {
         auto result = cache_->Pin(keys);
         Require(result.ok(), "Pin");
@@ -296,7 +302,7 @@ class Bench {
   NullStore store_;
   std::unique_ptr<RowCache> cache_;
   HugeBuffer copy_;
-  Key next_new_ = std::uint64_t{1} << 40;
+  std::uint64_t next_new_ = std::uint64_t{1} << 40;
 };
 
 }  // namespace

@@ -1,10 +1,11 @@
 // How fast mini-batches read and train rows that lie at random in a 1 GiB arena, in rows a second
 // and as a share of a raw pass over the same rows: the same addresses in the same order, prefetched
-// as far ahead, copied to where the gather puts them, or every line changed in place. Prints the
-// median of the rounds and their spread. The sums are compared with a plain loop before anything is
-// timed.
+// as far ahead, copied to where the gather puts them, or every line changed in place. With several
+// threads each has every so many'th mini-batch, in the raw passes too, and what they reach is put
+// beside one thread's. Prints the median of the rounds and their spread. The sums are compared with
+// a plain loop before anything is timed.
 //
-//   table_sparse_update_bench [--tiny] [--rounds N]
+//   table_sparse_update_bench [--tiny] [--rounds N] [--threads N]
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +17,7 @@
 #include "terrace/base/clock.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
+#include "terrace/base/thread.h"
 #include "terrace/table/gather.h"
 #include "terrace/table/prefetch.h"
 #include "terrace/table/sparse_update.h"
@@ -31,6 +33,7 @@ struct Settings {
   std::uint64_t arena_bytes = std::uint64_t{1} << 30;
   std::size_t examples = 40960;  // Of a round, all distinct: most rows come from memory.
   int rounds = 7;
+  int threads = 1;
 };
 
 // One mini-batch with its rows in the arena.
@@ -157,21 +160,51 @@ Timing Summarise(std::vector<double> rates) {
   return {median, (rates.back() - rates.front()) / median};
 }
 
+// What a thread works with.
+struct Scratch {
+  std::vector<float> block, sum;
+  std::vector<StatisticsDelta> delta;
+};
+
+// Units a second of all threads, by the one that takes longest.
 template <typename Body>
-double RateOf(const std::vector<Work>& works, std::size_t units, Body body) {
-  const double start = ThreadCpuSeconds();  // Others on the machine do not count.
-  for (const Work& work : works) body(work);
-  return static_cast<double>(units) / (ThreadCpuSeconds() - start);
+double RateOf(const std::vector<Work>& works, std::vector<Scratch>* scratch, std::size_t units,
+              Body body) {
+  std::vector<double> seconds(scratch->size());
+  const auto run = [&](std::size_t thread) {
+    const double start = ThreadCpuSeconds();  // Others on the machine do not count.
+    for (std::size_t w = thread; w < works.size(); w += scratch->size()) {
+      body(works[w], &(*scratch)[thread]);
+    }
+    seconds[thread] = ThreadCpuSeconds() - start;
+  };
+  std::vector<Thread> threads;
+  for (std::size_t t = 1; t < scratch->size(); ++t) {
+    threads.emplace_back("bench", ThreadPriority::kNormal, [&run, t] { run(t); });
+  }
+  run(0);
+  for (Thread& thread : threads) thread.Join();
+  return static_cast<double>(units) / *std::max_element(seconds.begin(), seconds.end());
 }
 
+struct Rates {
+  Timing ours, raw;
+};
+
 void Print(const char* what, std::uint32_t dim, std::uint32_t examples, const char* unit,
-           Timing ours, Timing raw, std::size_t bytes) {
+           const Rates& rates, std::size_t bytes) {
   std::printf(
       "%-16s dim %2u  mini-batch %4u  %6.1f M %s/s +-%2.0f %%  %5.1f GB/s  %3.0f %% of raw (%6.1f "
-      "M)\n",
-      what, dim, examples, ours.median / 1e6, unit, 50 * ours.spread,
-      ours.median * static_cast<double>(bytes) / 1e9, 100 * ours.median / raw.median,
-      raw.median / 1e6);
+      "M)",
+      what, dim, examples, rates.ours.median / 1e6, unit, 50 * rates.ours.spread,
+      rates.ours.median * static_cast<double>(bytes) / 1e9,
+      100 * rates.ours.median / rates.raw.median, rates.raw.median / 1e6);
+}
+
+// Behind what Print printed: how much more than one thread these reach, and the raw passes do.
+void PrintScaling(const Rates& one, const Rates& all) {
+  const double ours = all.ours.median / one.ours.median, raw = all.raw.median / one.raw.median;
+  std::printf("  %4.2f x one thread's, raw %4.2f x: %3.0f %%", ours, raw, 100 * ours / raw);
 }
 
 bool RunOne(const Settings& settings, const HugeBuffer& arena, std::uint32_t dim,
@@ -198,24 +231,41 @@ bool RunOne(const Settings& settings, const HugeBuffer& arena, std::uint32_t dim
     std::fprintf(stderr, "dim %u mini-batch %u: differs from the plain loop\n", dim, examples);
     return false;
   }
-  std::vector<float> block(examples * works[0].batch.stride());
-  std::vector<float> sum(kRowsOfOneApply * dim);
-  std::vector<StatisticsDelta> delta(kRowsOfOneApply);
-  std::vector<double> gather, raw_gather, train, raw_update;
-  for (int round = 0; round < settings.rounds; ++round) {
-    raw_gather.push_back(
-        RateOf(works, occurrences, [&](const Work& w) { RawGather(w, dim * 4, block.data()); }));
-    gather.push_back(RateOf(works, occurrences, [&](const Work& w) {
-      GatherPooled(schema, LookupOf(w, slots), 0, examples, block.data(), w.batch.stride(),
-                   nullptr);
-    }));
-    raw_update.push_back(
-        RateOf(works, rows, [&](const Work& w) { RawUpdate(w, schema.row_bytes()); }));
-    train.push_back(RateOf(works, rows, [&](const Work& w) { Train(schema, w, &sum, &delta); }));
+  // By threads: one, and all.
+  std::vector<Rates> gathers, updates;
+  for (int threads = 1; threads <= settings.threads; threads += settings.threads - 1) {
+    std::vector<Scratch> scratch(static_cast<std::size_t>(threads));
+    for (Scratch& of_thread : scratch) {
+      of_thread.block.resize(examples * works[0].batch.stride());
+      of_thread.sum.resize(kRowsOfOneApply * dim);
+      of_thread.delta.resize(kRowsOfOneApply);
+    }
+    std::vector<double> gather, raw_gather, train, raw_update;
+    for (int round = 0; round < settings.rounds; ++round) {
+      raw_gather.push_back(RateOf(works, &scratch, occurrences, [&](const Work& w, Scratch* s) {
+        RawGather(w, dim * 4, s->block.data());
+      }));
+      gather.push_back(RateOf(works, &scratch, occurrences, [&](const Work& w, Scratch* s) {
+        GatherPooled(schema, LookupOf(w, slots), 0, examples, s->block.data(), w.batch.stride(),
+                     nullptr);
+      }));
+      raw_update.push_back(RateOf(works, &scratch, rows, [&](const Work& w, Scratch*) {
+        RawUpdate(w, schema.row_bytes());
+      }));
+      train.push_back(RateOf(works, &scratch, rows, [&](const Work& w, Scratch* s) {
+        Train(schema, w, &s->sum, &s->delta);
+      }));
+    }
+    gathers.push_back({Summarise(gather), Summarise(raw_gather)});
+    updates.push_back({Summarise(train), Summarise(raw_update)});
+    if (settings.threads == 1) break;
   }
-  Print("gather", dim, examples, "keys", Summarise(gather), Summarise(raw_gather), dim * 4);
-  Print("accumulate+apply", dim, examples, "rows", Summarise(train), Summarise(raw_update),
-        schema.row_bytes());
+  Print("gather", dim, examples, "keys", gathers.back(), dim * 4);
+  if (settings.threads > 1) PrintScaling(gathers[0], gathers[1]);
+  std::printf("\n");
+  Print("accumulate+apply", dim, examples, "rows", updates.back(), schema.row_bytes());
+  if (settings.threads > 1) PrintScaling(updates[0], updates[1]);
+  std::printf("\n");
   return true;
 }
 
@@ -225,12 +275,15 @@ int Main(int argc, char** argv) {
     const std::string_view argument = argv[i];
     if (argument == "--tiny") {
       settings.arena_bytes = std::uint64_t{4} << 20;
-      settings.examples = 1024;
+      settings.examples = 4096;
       settings.rounds = 1;
+      settings.threads = 2;
     } else if (argument == "--rounds" && i + 1 < argc && std::atoi(argv[i + 1]) > 0) {
       settings.rounds = std::atoi(argv[++i]);
+    } else if (argument == "--threads" && i + 1 < argc && std::atoi(argv[i + 1]) > 0) {
+      settings.threads = std::atoi(argv[++i]);
     } else {
-      std::fprintf(stderr, "usage: %s [--tiny] [--rounds N]\n", argv[0]);
+      std::fprintf(stderr, "usage: %s [--tiny] [--rounds N] [--threads N]\n", argv[0]);
       return 2;
     }
   }
@@ -239,8 +292,9 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", arena.status().ToString().c_str());
     return 1;
   }
-  std::printf("one thread, adagrad, %u slots with one key each, rows of an arena of %llu MiB\n",
-              kSlots, static_cast<unsigned long long>(settings.arena_bytes >> 20));
+  std::printf("threads: %d, adagrad, %u slots with one key each, rows of an arena of %llu MiB\n",
+              settings.threads, kSlots,
+              static_cast<unsigned long long>(settings.arena_bytes >> 20));
   for (std::uint32_t dim : {8u, 16u, 32u, 64u}) {
     for (std::uint32_t examples : {512u, 2048u}) {
       if (!RunOne(settings, *arena, dim, examples)) return 1;

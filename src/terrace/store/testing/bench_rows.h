@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "terrace/base/ids.h"
@@ -29,35 +28,20 @@ class BenchRows {
     Resize(n);
     for (std::uint64_t i = 0; i < n; ++i) keys_[i] = KeyAt(begin + i);
   }
-  // Chooses n distinct keys in random order: one of each of n equal ranges, shuffled. REQUIRES: n
-  // at most keys.
+  // Chooses n distinct keys in random order, each as likely as any. Memory: a bit for each key of
+  // the store. REQUIRES: n a good deal less than keys.
   void ChooseUniform(std::uint64_t n) {
-    Resize(n);
-    const std::uint64_t start = rng_.Below(key_count_);
-    for (std::uint64_t i = 0; i < n; ++i) {
-      const std::uint64_t begin = i * key_count_ / n, end = (i + 1) * key_count_ / n;
-      keys_[i] = KeyAt((start + begin + rng_.Below(end - begin)) % key_count_);
-    }
-    Shuffle();
+    Choose(n, [&] { return rng_.Below(key_count_); });
   }
 
-  // Chooses n distinct keys by Zipf's law of exponent 1, hot ones first. Memory: a bit for each key
-  // of the store. REQUIRES: n a good deal less than keys.
+  // Likewise, by Zipf's law of exponent 1, hot ones first.
   void ChooseZipf(std::uint64_t n) {
-    Resize(n);
-    chosen_.resize(key_count_);
-    ranks_.clear();
-    while (ranks_.size() < n) {
+    Choose(n, [&] {
       // Log-uniform: rank r comes as often as 1 / r says.
       const double one_and_rank =
           std::exp2(std::log2(static_cast<double>(key_count_)) * rng_.Unit());
-      const std::uint64_t rank = std::min(static_cast<std::uint64_t>(one_and_rank), key_count_) - 1;
-      if (chosen_[rank]) continue;
-      chosen_[rank] = true;
-      keys_[ranks_.size()] = KeyAt(rank);
-      ranks_.push_back(rank);
-    }
-    for (const std::uint64_t rank : ranks_) chosen_[rank] = false;
+      return std::min(static_cast<std::uint64_t>(one_and_rank), key_count_) - 1;
+    });
   }
 
   // Makes the chosen keys' rows, as written for the generation-th time.
@@ -94,8 +78,20 @@ class BenchRows {
  private:
   // A bijection, so that keys are distinct.
   static Key KeyAt(std::uint64_t i) { return MixKey(i ^ 0x5555); }
-  void Shuffle() {
-    for (std::size_t i = keys_.size(); i > 1; --i) std::swap(keys_[i - 1], keys_[rng_.Below(i)]);
+  // draw(): the number of a key; what was drawn before is drawn again.
+  template <typename Draw>
+  void Choose(std::uint64_t n, const Draw& draw) {
+    Resize(n);
+    chosen_.resize(key_count_);
+    numbers_.clear();
+    while (numbers_.size() < n) {
+      const std::uint64_t number = draw();
+      if (chosen_[number]) continue;
+      chosen_[number] = true;
+      keys_[numbers_.size()] = KeyAt(number);
+      numbers_.push_back(number);
+    }
+    for (const std::uint64_t number : numbers_) chosen_[number] = false;
   }
   void Resize(std::uint64_t n) {
     keys_.resize(n);
@@ -112,7 +108,7 @@ class BenchRows {
   Rng rng_;
   std::vector<Key> keys_;
   std::vector<bool> chosen_;  // (keys of the store) While some are chosen.
-  std::vector<std::uint64_t> ranks_;
+  std::vector<std::uint64_t> numbers_;
   HugeBuffer bytes_;
   std::vector<std::uint8_t> found_;
 };
