@@ -118,8 +118,14 @@ TEST(WorkerGroup, RunsEveryTaskOnceEachRound) {
     for (int round = 0; round < 200; ++round) {
       const int tasks = round % 12;
       std::vector<std::atomic<int>> runs(static_cast<std::size_t>(tasks));
-      group.Run(tasks, [&](int task) { ++runs[static_cast<std::size_t>(task)]; });
+      std::atomic<bool> first_is_the_callers{true};
+      const std::thread::id caller = std::this_thread::get_id();
+      group.Run(tasks, [&](int task) {
+        ++runs[static_cast<std::size_t>(task)];
+        if (task == 0 && std::this_thread::get_id() != caller) first_is_the_callers = false;
+      });
       for (const auto& times : runs) ASSERT_EQ(times, 1);
+      ASSERT_TRUE(first_is_the_callers);
     }
   }
 }

@@ -25,16 +25,16 @@ Status SectionReads::Await(ReadRequest* request) {
 
 SectionCursor::SectionCursor(File* file, std::uint64_t offset, std::uint64_t entry_bytes,
                              std::uint64_t entries, std::span<std::byte> buffer,
-                             SectionReads* reads)
+                             SectionReads* reads, std::size_t parts)
     : file_(file), offset_(offset), entry_bytes_(entry_bytes), entries_(entries), reads_(reads) {
-  TERRACE_CHECK(buffer.size() >= LeastBuffer(entry_bytes) && buffer.size() % kBlockBytes == 0);
-  const std::uint64_t half = buffer.size() / 2 / kBlockBytes * kBlockBytes;
-  if (reads != nullptr && half >= LeastBuffer(entry_bytes)) {
-    parts_count_ = 2;
-    parts_[0].buffer = buffer.first(half);
-    parts_[1].buffer = buffer.subspan(half, half);
-  } else {
-    parts_[0].buffer = buffer;
+  const std::uint64_t least = LeastBuffer(entry_bytes);
+  TERRACE_CHECK(buffer.size() >= least && buffer.size() % kBlockBytes == 0);
+  if (reads != nullptr) {
+    parts_count_ = std::clamp<std::size_t>(buffer.size() / least, 1, std::min(parts, kMostParts));
+  }
+  const std::uint64_t bytes = buffer.size() / parts_count_ / kBlockBytes * kBlockBytes;
+  for (std::size_t p = 0; p < parts_count_; ++p) {
+    parts_[p].buffer = buffer.subspan(p * bytes, bytes);
   }
   if (reads != nullptr && entries > 0) Start(&parts_[0], 0);
 }

@@ -1,5 +1,5 @@
 // SectionCursor: walks the entries of one section of a parameter file in order, through a buffer of
-// its own. With a SectionReads one half of the buffer is walked while the disk fills the other.
+// its own. With a SectionReads one part of the buffer is walked while the disk fills another.
 // Threads: a SectionReads and its cursors are one thread's.
 #pragma once
 
@@ -35,11 +35,12 @@ class SectionReads {
 
 class SectionCursor {
  public:
-  // `buffer`: aligned, of whole blocks, at least LeastBuffer(entry_bytes); less than twice that is
-  // not halved. `reads`: begins with the first entries at once; null where Fill reads by itself.
-  // All are borrowed.
+  static constexpr std::size_t kMostParts = 3;
+  // `buffer`: aligned, of whole blocks, at least LeastBuffer(entry_bytes). `reads`: begins with the
+  // first entries at once; null where Fill reads by itself, into one part. `parts`: of the buffer,
+  // fewer where they would be smaller than LeastBuffer. All are borrowed.
   SectionCursor(File* file, std::uint64_t offset, std::uint64_t entry_bytes, std::uint64_t entries,
-                std::span<std::byte> buffer, SectionReads* reads = nullptr);
+                std::span<std::byte> buffer, SectionReads* reads = nullptr, std::size_t parts = 2);
   ~SectionCursor();  // Waits for what is being read.
   SectionCursor(const SectionCursor&) = delete;
   SectionCursor& operator=(const SectionCursor&) = delete;
@@ -51,6 +52,10 @@ class SectionCursor {
   bool needs_fill() const { return next_ >= buffered_end_; }
   bool done() const { return next_ >= entries_; }
   void Advance() { ++next_; }
+  // To the end of what is in memory.
+  void AdvanceToFill() { next_ = buffered_end_; }
+  // Fill leaves in memory what the last Fill brought.
+  bool keeps_last() const { return parts_count_ == kMostParts; }
   std::uint64_t index() const { return next_; }
   std::uint64_t entries() const { return entries_; }
   std::uint64_t buffered_end() const { return buffered_end_; }  // Entries before it are in memory.
@@ -82,7 +87,7 @@ class SectionCursor {
   const std::uint64_t entries_;
   SectionReads* const reads_;
   std::size_t parts_count_ = 1;
-  Part parts_[2];
+  Part parts_[kMostParts];
   std::size_t part_ = 0;  // The one that Fill brings next.
   RunningChecksum* checksum_ = nullptr;
   const std::byte* data_ = nullptr;

@@ -18,7 +18,7 @@ constexpr std::size_t kMoveBatch = 4096;
 // leave ever more files.
 constexpr std::size_t kMostSmallFiles = 16;
 // An input needs this much of the buffer, or its reads are too small for the disk.
-constexpr std::uint64_t kLeastInputBytes = 64 << 10;
+constexpr std::uint64_t kLeastInputBytes = SectionCursor::kMostParts * (32 << 10);
 
 }  // namespace
 
@@ -26,12 +26,17 @@ std::uint64_t StoreImpl::LeastFileRows() const {
   return options_.read_only ? ~std::uint64_t{0} : (rows_per_file_ + 3) / 4;
 }
 
-// One input, and which of its records in memory are the newest of their key.
 struct StoreImpl::CompactionInput {
   FilePtr file;
   std::unique_ptr<SectionCursor> cursor;
-  std::uint64_t judged_begin = 0;
-  std::vector<std::uint8_t> judged;  // By record from judged_begin: a value of Verdict.
+};
+
+// Records of an input that are in memory, and which of them are the newest of their key.
+struct StoreImpl::JudgedPart {
+  enum Verdict : std::uint8_t { kStale = 0, kNewest = 1 };
+  const std::byte* records = nullptr;
+  Place first = 0;                     // Of the first.
+  std::vector<std::uint8_t> verdicts;  // (records)
 };
 
 struct StoreImpl::Moved {
@@ -41,7 +46,6 @@ struct StoreImpl::Moved {
 };
 
 struct StoreImpl::Compaction {
-  enum Verdict : std::uint8_t { kStale = 0, kRow = 1, kDeletion = 2 };
   std::vector<FilePtr> inputs;          // By id.
   std::uint64_t rows_left = 0;          // Newest ones without a place in an output, at most.
   std::uint64_t space = 0;              // Reserved for outputs.
@@ -58,6 +62,7 @@ struct StoreImpl::Compaction {
   std::uint64_t writer_id = 0;
   std::vector<std::vector<Moved>> moved;  // By output, then by row.
   std::vector<Moved> dropped_deletions;
+  JudgedPart parts[2];                         // One is judged while the other is copied.
   std::vector<std::uint64_t> hashes;           // Of the records that are judged,
   std::vector<Place> places, deletion_places;  // and what the indexes say of them.
 };
@@ -369,9 +374,10 @@ Status StoreImpl::WalkKeys(const StoredFile& file,
                                      file.path, file.info.keys_offset));
 }
 
-Status StoreImpl::JudgeBuffered(Compaction* round, CompactionInput* source) {
+Status StoreImpl::JudgeNext(Compaction* round, CompactionInput* source, JudgedPart* part) {
   SectionCursor& cursor = *source->cursor;
   const StoredFile& file = *source->file;
+  part->verdicts.clear();
   if (stopping_.load(std::memory_order_relaxed)) return AbortedError("the store is closing");
   TERRACE_RETURN_IF_ERROR(cursor.Fill());
   const std::uint64_t begin = cursor.index();
@@ -398,31 +404,36 @@ Status StoreImpl::JudgeBuffered(Compaction* round, CompactionInput* source) {
       std::fill(deletion_places.begin(), deletion_places.end(), kNoPlace);
     }
   }
-  source->judged_begin = begin;
-  source->judged.resize(n);
+  part->records = cursor.entry(begin);
+  part->first = MakePlace(file.slot, begin);
+  part->verdicts.resize(n);
   for (std::size_t i = 0; i < n; ++i) {
-    const Place here = MakePlace(file.slot, begin + i);
-    if (places[i] == here) {
-      source->judged[i] = Compaction::kRow;
-    } else if (deletion_places[i] == here) {
-      source->judged[i] = Compaction::kDeletion;
-      if (!std::binary_search(round->needed_deletions.begin(), round->needed_deletions.end(),
-                              hashes[i])) {
-        round->dropped_deletions.push_back({hashes[i], here, true});
-        source->judged[i] = Compaction::kStale;
-      }
-    } else {
-      source->judged[i] = Compaction::kStale;
+    const Place here = part->first + i;
+    bool newest = places[i] == here;
+    if (deletion_places[i] == here) {
+      newest = std::binary_search(round->needed_deletions.begin(), round->needed_deletions.end(),
+                                  hashes[i]);
+      if (!newest) round->dropped_deletions.push_back({hashes[i], here, true});
     }
+    part->verdicts[i] = newest ? JudgedPart::kNewest : JudgedPart::kStale;
   }
-  const auto stale = std::count(source->judged.begin(), source->judged.end(), Compaction::kStale);
+  cursor.AdvanceToFill();
+  const auto newest = std::count(part->verdicts.begin(), part->verdicts.end(), JudgedPart::kNewest);
   // Read, and written where they are newest.
-  Pace((2 * n - static_cast<std::uint64_t>(stale)) * layout_.record_bytes);
+  Pace((n + static_cast<std::uint64_t>(newest)) * layout_.record_bytes);
   return OkStatus();
 }
 
-Status StoreImpl::EmitRow(Compaction* round, const CompactionInput& source) {
-  const std::byte* record = source.cursor->entry(source.cursor->index());
+Status StoreImpl::CopyPart(Compaction* round, const JudgedPart& part) {
+  for (std::size_t i = 0; i < part.verdicts.size(); ++i) {
+    if (part.verdicts[i] == JudgedPart::kStale) continue;
+    TERRACE_RETURN_IF_ERROR(
+        CopyRow(round, part.records + i * layout_.record_bytes, part.first + i));
+  }
+  return OkStatus();
+}
+
+Status StoreImpl::CopyRow(Compaction* round, const std::byte* record, Place from) {
   const RecordHead head = HeadOf(record);
   if (round->writer == nullptr) {
     {
@@ -449,9 +460,7 @@ Status StoreImpl::EmitRow(Compaction* round, const CompactionInput& source) {
           ? std::span<const std::byte>()
           : std::span<const std::byte>(record + kRecordHeadBytes, layout_.row_bytes);
   TERRACE_RETURN_IF_ERROR(round->writer->Add(head.key, head.version, payload));
-  round->moved.back().push_back({MixKey(head.key),
-                                 MakePlace(source.file->slot, source.cursor->index()),
-                                 IsDeletion(head.version)});
+  round->moved.back().push_back({MixKey(head.key), from, IsDeletion(head.version)});
   if (round->writer->rows() == rows_per_file_) return FinishOutput(round);
   return OkStatus();
 }
@@ -479,18 +488,36 @@ Status StoreImpl::CopyInputs(Compaction* round) {
     source.file = round->inputs[s];
     source.cursor = std::make_unique<SectionCursor>(
         source.file->file.get(), kBlockBytes, layout_.record_bytes, source.file->info.rows,
-        compact_buffer_.span().subspan(s * share, share), round->reads.get());
+        compact_buffer_.span().subspan(s * share, share), round->reads.get(),
+        SectionCursor::kMostParts);
   }
-  // One after the other: what was written together stays together.
+  // One after the other: what was written together stays together. What was judged is copied while
+  // the next is read and judged, which is this thread's, as the queue of reads is.
+  constexpr int kJudge = 0, kCopy = 1;
+  JudgedPart *next = &round->parts[0], *last = &round->parts[1];
   for (CompactionInput& source : round->sources) {
-    SectionCursor& cursor = *source.cursor;
-    for (; !cursor.done(); cursor.Advance()) {
-      if (cursor.needs_fill()) TERRACE_RETURN_IF_ERROR(JudgeBuffered(round, &source));
-      if (source.judged[cursor.index() - source.judged_begin] == Compaction::kStale) continue;
-      TERRACE_RETURN_IF_ERROR(EmitRow(round, source));
+    while (!source.cursor->done()) {
+      Status copied, judged;
+      const auto step = [&](int task) {
+        if (task == kJudge) {
+          judged = JudgeNext(round, &source, next);
+        } else {
+          copied = CopyPart(round, *last);
+        }
+      };
+      if (compact_workers_ != nullptr && source.cursor->keeps_last()) {
+        compact_workers_->Run(2, step);
+      } else {
+        step(kCopy);
+        if (copied.ok()) step(kJudge);
+      }
+      TERRACE_RETURN_IF_ERROR(copied);
+      TERRACE_RETURN_IF_ERROR(judged);
+      std::swap(next, last);
     }
-    read_bytes_.fetch_add(cursor.bytes_read(), std::memory_order_relaxed);
+    read_bytes_.fetch_add(source.cursor->bytes_read(), std::memory_order_relaxed);
   }
+  TERRACE_RETURN_IF_ERROR(CopyPart(round, *last));
   TERRACE_RETURN_IF_ERROR(FinishOutput(round));
   return round->ring->Await();
 }

@@ -130,6 +130,7 @@ class StoreImpl final : public Store {
   class StagedFiles;  // A write whose files are there.
   class WriteTimer;
   struct CompactionInput;
+  struct JudgedPart;  // Of one.
   struct Moved;       // One of its rows.
   struct Compaction;  // One round.
   struct Named {
@@ -297,9 +298,13 @@ class StoreImpl final : public Store {
                   const std::function<void(std::uint64_t, std::uint64_t)>& visit)
       TERRACE_REQUIRES(compact_mu_);
   Status CopyInputs(Compaction* round) TERRACE_REQUIRES(compact_mu_) TERRACE_EXCLUDES(mu_);
-  Status JudgeBuffered(Compaction* round, CompactionInput* source) TERRACE_EXCLUDES(mu_);
-  Status EmitRow(Compaction* round, const CompactionInput& source) TERRACE_REQUIRES(compact_mu_);
-  Status FinishOutput(Compaction* round) TERRACE_REQUIRES(compact_mu_);
+  // Brings the next records of the source to memory and says which are the newest of their key.
+  Status JudgeNext(Compaction* round, CompactionInput* source, JudgedPart* part)
+      TERRACE_EXCLUDES(mu_);
+  // Writes those of them; beside a JudgeNext of others.
+  Status CopyPart(Compaction* round, const JudgedPart& part) TERRACE_EXCLUDES(mu_);
+  Status CopyRow(Compaction* round, const std::byte* record, Place from) TERRACE_EXCLUDES(mu_);
+  Status FinishOutput(Compaction* round);
   void PublishCompaction(Compaction* round) TERRACE_EXCLUDES(mu_);
   // Leads the index from the items' old places to the rows of `output` from first_row on (null: to
   // nothing), where a write has not overtaken them.
@@ -345,6 +350,8 @@ class StoreImpl final : public Store {
   Mutex compact_mu_;
   HugeBuffer compact_buffer_ TERRACE_GUARDED_BY(compact_mu_);
   std::unique_ptr<ReadQueue> compact_queue_ TERRACE_GUARDED_BY(compact_mu_);
+  // One judges while the other copies. Null where nothing is done in the background.
+  std::unique_ptr<WorkerGroup> compact_workers_ TERRACE_GUARDED_BY(compact_mu_);
 
   Mutex commit_mu_;
 

@@ -149,6 +149,9 @@ Status StoreImpl::Prepare() {
   if (options_.background_compaction) {
     write_queue_ = std::make_unique<WriteQueue>("store-write");
     compact_write_queue_ = std::make_unique<WriteQueue>("compact-write");
+    MutexLock lock(&compact_mu_);
+    compact_workers_ = std::make_unique<WorkerGroup>("compact-copy", /*size=*/2, nullptr,
+                                                     ThreadPriority::kYielding);
   }
   {
     MutexLock lock(&write_mu_);
