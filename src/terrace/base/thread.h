@@ -42,9 +42,9 @@ class Thread {
 
 // Runs `task(i)` for i in [0, tasks) on `size` threads, the caller one of them, and returns when
 // all are done. A thread takes the next task as soon as it is free, so that one which has to share
-// its core holds up the others by a task at most; which thread runs a task is left to chance, except
-// that task 0 is the caller's.
-// Threads sleep between runs. Run() is called by one thread at a time.
+// its core holds up the others by a task at most; which thread runs a task is left to chance,
+// except that task 0 is the caller's. Threads sleep between runs. Run() is called by one thread at
+// a time.
 class WorkerGroup {
  public:
   // REQUIRES: size >= 1. on_start runs once on each thread, the caller's excepted; so does the
