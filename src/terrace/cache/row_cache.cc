@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "terrace/base/prefetch.h"
 #include "terrace/base/sync_point.h"
 #include "terrace/cache/row_cache_impl.h"
 
@@ -422,9 +423,8 @@ std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed,
     map_.Prefetch(MixKey(entry.key));
     if (!IsDirty(entry)) continue;
     appends->Prefetch(entry.key);
-    for (std::uint32_t at = 0; at < options_.row_bytes; at += 64) {
-      __builtin_prefetch(arena_.row(victims[i]) + at);
-    }
+    PrefetchRead(arena_.row(victims[i]),
+                 std::min<std::size_t>(options_.row_bytes, kMostPrefetchBytes));
   }
   std::size_t kept = 0;
   for (std::size_t i = 0; i < count; ++i) {

@@ -19,6 +19,7 @@
 
 #include "terrace/base/clock.h"
 #include "terrace/base/memory.h"
+#include "terrace/base/prefetch.h"
 #include "terrace/base/rng.h"
 #include "terrace/base/testing/bench_flags.h"
 #include "terrace/cache/row_cache.h"
@@ -141,11 +142,7 @@ void Print(const char* name, const Settings& settings, const Rates& rates, const
 void Gather(std::span<std::byte* const> rows, std::uint32_t row_bytes, std::byte* to) {
   constexpr std::size_t kAhead = 16;
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i + kAhead < rows.size()) {
-      for (std::uint32_t at = 0; at < row_bytes; at += 64) {
-        __builtin_prefetch(rows[i + kAhead] + at);
-      }
-    }
+    if (i + kAhead < rows.size()) PrefetchRead(rows[i + kAhead], row_bytes);
     std::memcpy(to + i * row_bytes, rows[i], row_bytes);
   }
 }

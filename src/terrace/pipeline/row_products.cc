@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "terrace/base/check.h"
-#include "terrace/table/prefetch.h"
+#include "terrace/base/prefetch.h"
 
 namespace terrace {
 namespace {

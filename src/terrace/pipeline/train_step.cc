@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 
 #include "terrace/base/check.h"
-#include "terrace/table/prefetch.h"
+#include "terrace/base/prefetch.h"
 
 namespace terrace {
 namespace {

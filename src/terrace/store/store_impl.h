@@ -350,7 +350,7 @@ class StoreImpl final : public Store {
   Mutex compact_mu_;
   HugeBuffer compact_buffer_ TERRACE_GUARDED_BY(compact_mu_);
   std::unique_ptr<ReadQueue> compact_queue_ TERRACE_GUARDED_BY(compact_mu_);
-  // One judges while the other copies. Null where nothing is done in the background.
+  // One judges while the other copies; only one where nothing is done in the background.
   std::unique_ptr<WorkerGroup> compact_workers_ TERRACE_GUARDED_BY(compact_mu_);
 
   Mutex commit_mu_;
@@ -410,10 +410,8 @@ inline constexpr std::uint64_t kSlotsForCompaction = 8;
 // Index entries changed or looked up under one hold of the lock, so that others wait for a fraction
 // of a millisecond.
 inline constexpr std::size_t kIndexBatch = 4096;
-// Rows of a batch lie anywhere in memory; beyond so many bytes the processor sees the pattern of a
-// row itself.
+// Rows of a batch lie anywhere in memory: so many are fetched ahead.
 inline constexpr std::size_t kPrefetchRows = 8;
-inline constexpr std::size_t kMostPrefetchBytes = 512;
 
 // Counts from its construction to its destruction.
 class ScopedTimer {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "terrace/base/check.h"
+#include "terrace/base/prefetch.h"
 #include "terrace/store/radix_sort.h"
 #include "terrace/store/store_impl.h"
 
@@ -285,13 +286,11 @@ Status StoreImpl::TakeRows(const ReadPlan& plan, const ReadPart& part, std::size
       __builtin_prefetch(&plan.found[later], 1);
     }
     if (w + kPrefetchRows < plan.wanted.size()) {
-      const std::byte* row = plan.rows[IndexOf(plan.wanted[w + kPrefetchRows])];
-      for (std::size_t at = 0; at < prefetch_bytes; at += 64) __builtin_prefetch(row + at, 1);
+      PrefetchWrite(plan.rows[IndexOf(plan.wanted[w + kPrefetchRows])], prefetch_bytes);
     }
     if (w + kPrefetchRows < range.end) {
       const std::uint64_t offset = layout_.RecordOffset(RowOf(plan.wanted[w + kPrefetchRows]));
-      const std::byte* record = part.requests[r].buffer.data() + (offset - range.offset);
-      for (std::size_t at = 0; at < prefetch_bytes; at += 64) __builtin_prefetch(record + at);
+      PrefetchRead(part.requests[r].buffer.data() + (offset - range.offset), prefetch_bytes);
     }
     const std::size_t i = IndexOf(plan.wanted[w]);
     const std::uint64_t offset = layout_.RecordOffset(RowOf(plan.wanted[w]));

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "terrace/base/check.h"
+#include "terrace/base/prefetch.h"
 #include "terrace/base/sync_point.h"
 #include "terrace/base/units.h"
 #include "terrace/store/radix_sort.h"
@@ -377,9 +378,8 @@ Status StoreImpl::WriteFiles(std::span<const Key> keys, std::span<const std::byt
     ParameterFileWriter writer(std::move(file), layout_, id, &write_keys_, &ring);
     for (std::size_t i = begin; i < end; ++i) {
       if (!rows.empty() && i + kPrefetchRows < end) {
-        const std::byte* next = rows[i + kPrefetchRows];
-        const std::size_t bytes = std::min<std::size_t>(layout_.row_bytes, kMostPrefetchBytes);
-        for (std::size_t at = 0; at < bytes; at += 64) __builtin_prefetch(next + at);
+        PrefetchRead(rows[i + kPrefetchRows],
+                     std::min<std::size_t>(layout_.row_bytes, kMostPrefetchBytes));
       }
       const std::span<const std::byte> payload =
           rows.empty() ? std::span<const std::byte>()

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "terrace/base/check.h"
-#include "terrace/table/prefetch.h"
+#include "terrace/base/prefetch.h"
 
 namespace terrace {
 namespace {

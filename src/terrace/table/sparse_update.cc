@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "terrace/base/check.h"
-#include "terrace/table/prefetch.h"
+#include "terrace/base/prefetch.h"
 
 namespace terrace {
 namespace {

@@ -16,10 +16,10 @@
 
 #include "terrace/base/clock.h"
 #include "terrace/base/memory.h"
+#include "terrace/base/prefetch.h"
 #include "terrace/base/rng.h"
 #include "terrace/base/thread.h"
 #include "terrace/table/gather.h"
-#include "terrace/table/prefetch.h"
 #include "terrace/table/sparse_update.h"
 #include "terrace/table/testing/random_minibatch.h"
 

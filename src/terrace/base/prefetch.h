@@ -9,6 +9,9 @@
 namespace terrace {
 
 inline constexpr std::size_t kCacheLineBytes = 64;
+// Of a row that lies anywhere in memory; beyond so many bytes the processor sees its pattern
+// itself.
+inline constexpr std::size_t kMostPrefetchBytes = 512;
 
 // For reading, into all levels.
 [[gnu::always_inline]] inline void PrefetchRead(const void* data, std::size_t bytes) {
