@@ -1,9 +1,9 @@
 // How fast mini-batches read and train rows that lie at random in a 1 GiB arena, in rows a second
 // and as a share of a raw pass over the same rows: the same addresses in the same order, prefetched
 // as far ahead, copied to where the gather puts them, or every line changed in place. With several
-// threads each has every so many'th mini-batch, in the raw passes too, and what they reach is put
-// beside one thread's. Prints the median of the rounds and their spread. The sums are compared with
-// a plain loop before anything is timed.
+// threads each has its part of the examples or rows of every mini-batch, as in training, in the raw
+// passes too, and what they reach is put beside one thread's. Prints the median of the rounds and
+// their spread. The sums are compared with a plain loop before anything is timed.
 //
 //   table_sparse_update_bench [--tiny] [--rounds N] [--threads N]
 #include <algorithm>
@@ -79,36 +79,44 @@ PooledLookup LookupOf(const Work& work, std::span<const PooledSlot> slots) {
   return lookup;
 }
 
-// Copies the occurrences' weights side by side, in the order of the gather.
-void RawGather(const Work& work, std::size_t weight_bytes, float* block) {
+// A thread's share of what is numbered from 0.
+struct Part {
+  std::size_t begin, end;
+};
+Part PartOf(std::size_t count, std::size_t thread, std::size_t threads) {
+  return {count * thread / threads, count * (thread + 1) / threads};
+}
+
+// Copies the weights of some occurrences side by side, in the order of the gather.
+void RawGather(const Work& work, Part part, std::size_t weight_bytes, float* block) {
   constexpr std::size_t kAhead = 24;
   const std::vector<std::uint32_t>& index = work.batch.row_index;
   std::byte* out = reinterpret_cast<std::byte*>(block);
-  for (std::size_t o = 0; o < index.size(); ++o, out += weight_bytes) {
-    if (o + kAhead < index.size()) PrefetchRead(work.rows[index[o + kAhead]], weight_bytes);
+  for (std::size_t o = part.begin; o < part.end; ++o, out += weight_bytes) {
+    if (o + kAhead < part.end) PrefetchRead(work.rows[index[o + kAhead]], weight_bytes);
     std::memcpy(out, work.rows[index[o]], weight_bytes);
   }
 }
 
 // Changes one float of every line of the rows, in the order of the update.
-void RawUpdate(const Work& work, std::size_t row_bytes) {
+void RawUpdate(const Work& work, Part part, std::size_t row_bytes) {
   const std::size_t ahead = std::clamp<std::size_t>(4096 / row_bytes, 4, 32);
-  for (std::size_t r = 0; r < work.rows.size(); ++r) {
-    if (r + ahead < work.rows.size()) PrefetchWrite(work.rows[r + ahead], row_bytes);
+  for (std::size_t r = part.begin; r < part.end; ++r) {
+    if (r + ahead < part.end) PrefetchWrite(work.rows[r + ahead], row_bytes);
     for (std::size_t at = 0; at < row_bytes; at += kCacheLineBytes) {
       *reinterpret_cast<float*>(work.rows[r] + at) *= 0.999f;
     }
   }
 }
 
-void Train(const RowSchema& schema, const Work& work, std::vector<float>* sum,
+void Train(const RowSchema& schema, const Work& work, Part part, std::vector<float>* sum,
            std::vector<StatisticsDelta>* delta) {
   const MiniBatchRows rows = work.batch.Rows(work.rows);
   const SparseGradients gradients = work.batch.Gradients();
   const float rate = 0.01f;
   const std::span<std::byte* const> all(work.rows);
-  for (std::size_t first = 0; first < rows.rows(); first += kRowsOfOneApply) {
-    const std::size_t last = std::min(rows.rows(), first + kRowsOfOneApply);
+  for (std::size_t first = part.begin; first < part.end; first += kRowsOfOneApply) {
+    const std::size_t last = std::min(part.end, first + kRowsOfOneApply);
     Accumulate(schema, rows, gradients, first, last, sum->data(), delta->data());
     Apply(schema, {{&rate, 1}, 1}, all.subspan(first, last - first), sum->data(), delta->data());
   }
@@ -146,7 +154,7 @@ bool CheckTrain(const RowSchema& schema, const Work& work, std::uint32_t dim) {
   if (all != expected) return false;
   std::vector<float> sum(kRowsOfOneApply * dim);
   const float before = *reinterpret_cast<const float*>(work.rows[0]);
-  Train(schema, work, &sum, &delta);
+  Train(schema, work, {0, work.rows.size()}, &sum, &delta);
   return *reinterpret_cast<const float*>(work.rows[0]) != before;
 }
 
@@ -173,9 +181,7 @@ double RateOf(const std::vector<Work>& works, std::vector<Scratch>* scratch, std
   std::vector<double> seconds(scratch->size());
   const auto run = [&](std::size_t thread) {
     const double start = ThreadCpuSeconds();  // Others on the machine do not count.
-    for (std::size_t w = thread; w < works.size(); w += scratch->size()) {
-      body(works[w], &(*scratch)[thread]);
-    }
+    for (const Work& work : works) body(work, thread, &(*scratch)[thread]);
     seconds[thread] = ThreadCpuSeconds() - start;
   };
   std::vector<Thread> threads;
@@ -231,10 +237,11 @@ bool RunOne(const Settings& settings, const HugeBuffer& arena, std::uint32_t dim
     std::fprintf(stderr, "dim %u mini-batch %u: differs from the plain loop\n", dim, examples);
     return false;
   }
-  // By threads: one, and all.
-  std::vector<Rates> gathers, updates;
-  for (int threads = 1; threads <= settings.threads; threads += settings.threads - 1) {
-    std::vector<Scratch> scratch(static_cast<std::size_t>(threads));
+  std::vector<std::size_t> thread_counts = {1};
+  if (settings.threads > 1) thread_counts.push_back(static_cast<std::size_t>(settings.threads));
+  std::vector<Rates> gathers, updates;  // (thread_counts)
+  for (const std::size_t threads : thread_counts) {
+    std::vector<Scratch> scratch(threads);
     for (Scratch& of_thread : scratch) {
       of_thread.block.resize(examples * works[0].batch.stride());
       of_thread.sum.resize(kRowsOfOneApply * dim);
@@ -242,23 +249,26 @@ bool RunOne(const Settings& settings, const HugeBuffer& arena, std::uint32_t dim
     }
     std::vector<double> gather, raw_gather, train, raw_update;
     for (int round = 0; round < settings.rounds; ++round) {
-      raw_gather.push_back(RateOf(works, &scratch, occurrences, [&](const Work& w, Scratch* s) {
-        RawGather(w, dim * 4, s->block.data());
+      const auto rate_of = [&](std::size_t units, const auto& body) {
+        return RateOf(works, &scratch, units, body);
+      };
+      raw_gather.push_back(rate_of(occurrences, [&](const Work& w, std::size_t t, Scratch* s) {
+        RawGather(w, PartOf(w.batch.row_index.size(), t, threads), dim * 4, s->block.data());
       }));
-      gather.push_back(RateOf(works, &scratch, occurrences, [&](const Work& w, Scratch* s) {
-        GatherPooled(schema, LookupOf(w, slots), 0, examples, s->block.data(), w.batch.stride(),
-                     nullptr);
+      gather.push_back(rate_of(occurrences, [&](const Work& w, std::size_t t, Scratch* s) {
+        const Part part = PartOf(examples, t, threads);
+        GatherPooled(schema, LookupOf(w, slots), part.begin, part.end, s->block.data(),
+                     w.batch.stride(), nullptr);
       }));
-      raw_update.push_back(RateOf(works, &scratch, rows, [&](const Work& w, Scratch*) {
-        RawUpdate(w, schema.row_bytes());
+      raw_update.push_back(rate_of(rows, [&](const Work& w, std::size_t t, Scratch*) {
+        RawUpdate(w, PartOf(w.rows.size(), t, threads), schema.row_bytes());
       }));
-      train.push_back(RateOf(works, &scratch, rows, [&](const Work& w, Scratch* s) {
-        Train(schema, w, &s->sum, &s->delta);
+      train.push_back(rate_of(rows, [&](const Work& w, std::size_t t, Scratch* s) {
+        Train(schema, w, PartOf(w.rows.size(), t, threads), &s->sum, &s->delta);
       }));
     }
     gathers.push_back({Summarise(gather), Summarise(raw_gather)});
     updates.push_back({Summarise(train), Summarise(raw_update)});
-    if (settings.threads == 1) break;
   }
   Print("gather", dim, examples, "keys", gathers.back(), dim * 4);
   if (settings.threads > 1) PrintScaling(gathers[0], gathers[1]);
