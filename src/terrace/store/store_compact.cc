@@ -33,10 +33,9 @@ struct StoreImpl::CompactionInput {
 
 // Records of an input that are in memory, and which of them are the newest of their key.
 struct StoreImpl::JudgedPart {
-  enum Verdict : std::uint8_t { kStale = 0, kNewest = 1 };
   const std::byte* records = nullptr;
-  Place first = 0;                     // Of the first.
-  std::vector<std::uint8_t> verdicts;  // (records)
+  Place first = 0;                   // Of the first.
+  std::vector<std::uint8_t> newest;  // (records) 1 or 0.
 };
 
 struct StoreImpl::Moved {
@@ -377,7 +376,7 @@ Status StoreImpl::WalkKeys(const StoredFile& file,
 Status StoreImpl::JudgeNext(Compaction* round, CompactionInput* source, JudgedPart* part) {
   SectionCursor& cursor = *source->cursor;
   const StoredFile& file = *source->file;
-  part->verdicts.clear();
+  part->newest.clear();
   if (stopping_.load(std::memory_order_relaxed)) return AbortedError("the store is closing");
   TERRACE_RETURN_IF_ERROR(cursor.Fill());
   const std::uint64_t begin = cursor.index();
@@ -406,7 +405,7 @@ Status StoreImpl::JudgeNext(Compaction* round, CompactionInput* source, JudgedPa
   }
   part->records = cursor.entry(begin);
   part->first = MakePlace(file.slot, begin);
-  part->verdicts.resize(n);
+  part->newest.resize(n);
   for (std::size_t i = 0; i < n; ++i) {
     const Place here = part->first + i;
     bool newest = places[i] == here;
@@ -415,18 +414,18 @@ Status StoreImpl::JudgeNext(Compaction* round, CompactionInput* source, JudgedPa
                                   hashes[i]);
       if (!newest) round->dropped_deletions.push_back({hashes[i], here, true});
     }
-    part->verdicts[i] = newest ? JudgedPart::kNewest : JudgedPart::kStale;
+    part->newest[i] = newest ? 1 : 0;
   }
   cursor.AdvanceToFill();
-  const auto newest = std::count(part->verdicts.begin(), part->verdicts.end(), JudgedPart::kNewest);
+  const auto newest = std::count(part->newest.begin(), part->newest.end(), 1);
   // Read, and written where they are newest.
   Pace((n + static_cast<std::uint64_t>(newest)) * layout_.record_bytes);
   return OkStatus();
 }
 
 Status StoreImpl::CopyPart(Compaction* round, const JudgedPart& part) {
-  for (std::size_t i = 0; i < part.verdicts.size(); ++i) {
-    if (part.verdicts[i] == JudgedPart::kStale) continue;
+  for (std::size_t i = 0; i < part.newest.size(); ++i) {
+    if (part.newest[i] == 0) continue;
     TERRACE_RETURN_IF_ERROR(
         CopyRow(round, part.records + i * layout_.record_bytes, part.first + i));
   }
@@ -505,7 +504,7 @@ Status StoreImpl::CopyInputs(Compaction* round) {
           copied = CopyPart(round, *last);
         }
       };
-      if (compact_workers_ != nullptr && source.cursor->keeps_last()) {
+      if (source.cursor->keeps_last()) {
         compact_workers_->Run(2, step);
       } else {
         step(kCopy);

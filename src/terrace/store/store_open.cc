@@ -149,9 +149,6 @@ Status StoreImpl::Prepare() {
   if (options_.background_compaction) {
     write_queue_ = std::make_unique<WriteQueue>("store-write");
     compact_write_queue_ = std::make_unique<WriteQueue>("compact-write");
-    MutexLock lock(&compact_mu_);
-    compact_workers_ = std::make_unique<WorkerGroup>("compact-copy", /*size=*/2, nullptr,
-                                                     ThreadPriority::kYielding);
   }
   {
     MutexLock lock(&write_mu_);
@@ -161,6 +158,8 @@ Status StoreImpl::Prepare() {
     MutexLock lock(&compact_mu_);
     TERRACE_ASSIGN_OR_RETURN(compact_buffer_, HugeBuffer::Allocate(buffer_bytes));
     ReadQueueOptions queue = options_.read_queue;
+    compact_workers_ = std::make_unique<WorkerGroup>(
+        "compact-copy", options_.background_compaction ? 2 : 1, nullptr, ThreadPriority::kYielding);
     queue.depth = kCompactionReads;
     queue.threads = kCompactionReadThreads;
     queue.buffer = compact_buffer_.span().first(compact_input_bytes_);
