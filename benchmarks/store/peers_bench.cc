@@ -214,6 +214,12 @@ int main(int argc, char** argv) {
     settings.repeats = 2;
     settings.update_seconds = 0.1;
   }
+  for (const std::uint64_t batch : settings.batches) {
+    if (batch <= settings.keys / 2) continue;
+    std::fprintf(stderr, "peers_bench: --batch %llu: at most half of --keys\n",
+                 static_cast<unsigned long long>(batch));
+    return 2;
+  }
   const terrace::Status status = terrace::Run(settings);
   if (status.ok()) return 0;
   std::fprintf(stderr, "peers_bench: %s\n", status.ToString().c_str());

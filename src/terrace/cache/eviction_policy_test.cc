@@ -306,6 +306,7 @@ class Comparison {
     EXPECT_GT(std::min(hot_, others_), 1000u) << "both kinds are to be there";
   }
   std::uint64_t victims() const { return victims_; }
+  std::uint64_t cold_victims() const { return cold_victims_; }  // Where the future is known.
   // Of these, those that come again; and the most rows that stayed for it.
   std::uint64_t coming_evicted() const { return policy_->coming().evicted; }
   std::uint64_t most_coming() const { return most_coming_; }
@@ -403,6 +404,11 @@ class Comparison {
     for (const EntryId id : taken) {
       ASSERT_EQ(arena_.entry(id).place, kHeld);
       ASSERT_EQ(arena_.entry(id).pins, 0);
+      const bool hot = arena_.entry(id).frequency >= policy_->hot_frequency();
+      if (future_ != nullptr && !hot) {
+        ++cold_victims_;
+        ASSERT_EQ(future_->TicksUntilNext(MixKey(arena_.entry(id).key)), FutureKeys::kNever);
+      }
       Free(id);
     }
   }
@@ -454,7 +460,7 @@ class Comparison {
   std::map<Key, EntryId> cached_;
   std::set<EntryId> pinned_;
   std::vector<std::vector<EntryId>> sets_;
-  std::uint64_t pins_ = 0, victims_ = 0;
+  std::uint64_t pins_ = 0, victims_ = 0, cold_victims_ = 0;
   std::uint64_t hot_ = 0, others_ = 0;  // Rows that were seen to be so, after each step.
 };
 
@@ -478,6 +484,7 @@ TEST(EvictionPolicy, S3FifoThatKnowsWhatComesAgreesWithItsModel) {
     Comparison comparison({.type = EvictionType::kS3Fifo}, seed, future->get());
     ASSERT_NO_FATAL_FAILURE(comparison.Run(2000));
     EXPECT_GT(comparison.victims(), 5000u);
+    EXPECT_GT(comparison.cold_victims(), 1000u);
     EXPECT_GT(comparison.most_coming(), 50u) << "the test is about rows that stay";
     overdue += comparison.overdue();
     evicted += comparison.coming_evicted();

@@ -47,7 +47,7 @@ class FutureKeys {
   // What TicksUntilNext will read; of a key that is likely to come soon only what it reads first.
   void Prefetch(std::uint64_t hash, bool comes_soon = false) const {
     const Lines& lines = LinesOf(hash);
-    std::uint32_t left = comes_soon ? 2 : kStretches;
+    std::uint32_t left = comes_soon ? kSoonStretches : kStretches;
     ForStretches(now(), [&](std::uint32_t number, auto&) {
       __builtin_prefetch(&lines[number]);
       return --left == 0;
@@ -73,7 +73,7 @@ class FutureKeys {
   static constexpr std::uint64_t kTickExamples = 2048;
 
  private:
-  static constexpr std::uint32_t kStretches = 8;
+  static constexpr std::uint32_t kStretches = 8, kSoonStretches = 2;
   // So that what the ring knows is less than kNever ticks away.
   static constexpr std::uint64_t kMostStretchTicks = kNever / kStretches;
   static constexpr std::uint64_t kNoTick = ~std::uint64_t{0};

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "terrace/base/check.h"
 #include "terrace/base/ids.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
@@ -29,7 +30,7 @@ class BenchRows {
     for (std::uint64_t i = 0; i < n; ++i) keys_[i] = KeyAt(begin + i);
   }
   // Chooses n distinct keys in random order, each as likely as any. Memory: a bit for each key of
-  // the store. REQUIRES: n a good deal less than keys.
+  // the store. REQUIRES: n at most half of keys.
   void ChooseUniform(std::uint64_t n) {
     Choose(n, [&] { return rng_.Below(key_count_); });
   }
@@ -81,6 +82,7 @@ class BenchRows {
   // draw(): the number of a key; what was drawn before is drawn again.
   template <typename Draw>
   void Choose(std::uint64_t n, const Draw& draw) {
+    TERRACE_CHECK(n <= key_count_ / 2);
     Resize(n);
     chosen_.resize(key_count_);
     numbers_.clear();
