@@ -17,8 +17,10 @@ constexpr std::size_t kMoveBatch = 4096;
 // So many files of less than a quarter of the aimed size are merged: else flushes of few rows would
 // leave ever more files.
 constexpr std::size_t kMostSmallFiles = 16;
-// An input needs this much of the buffer, or its reads are too small for the disk.
-constexpr std::uint64_t kLeastInputBytes = SectionCursor::kMostParts * (32 << 10);
+constexpr std::size_t kMostInputs = 64;
+// Of a round, that are in memory: the rest of one is copied while the next is judged and one more
+// is read.
+constexpr std::size_t kLanes = 3;
 
 }  // namespace
 
@@ -149,14 +151,11 @@ std::vector<FilePtr> StoreImpl::DueFiles(bool freeing_only) const {
 
 void StoreImpl::PickInputs(bool freeing_only, Compaction* round) {
   // One round rewrites about one file's worth, so that little space is needed beside the inputs.
-  const std::uint64_t least =
-      std::max(kLeastInputBytes, SectionCursor::LeastBuffer(layout_.record_bytes));
-  const std::size_t most_inputs = std::max<std::size_t>(2, compact_input_bytes_ / least);
   std::uint64_t newest_rows = 0;
   for (const FilePtr& file : DueFiles(freeing_only)) {
     const std::uint64_t rows = file->info.rows - file->stale;
     if (!round->inputs.empty() &&
-        (newest_rows + rows > rows_per_file_ || round->inputs.size() == most_inputs)) {
+        (newest_rows + rows > rows_per_file_ || round->inputs.size() == kMostInputs)) {
       break;
     }
     newest_rows += rows;
@@ -474,27 +473,36 @@ Status StoreImpl::FinishOutput(Compaction* round) {
 }
 
 Status StoreImpl::CopyInputs(Compaction* round) {
-  const std::uint64_t share =
-      std::max(SectionCursor::LeastBuffer(layout_.record_bytes),
-               compact_input_bytes_ / round->inputs.size() / kBlockBytes * kBlockBytes);
-  TERRACE_CHECK(share * round->inputs.size() <= compact_input_bytes_);
+  const std::size_t lanes = std::clamp<std::size_t>(
+      compact_input_bytes_ / SectionCursor::LeastBuffer(layout_.record_bytes), 1,
+      std::min(kLanes, round->inputs.size()));
+  const std::uint64_t lane_bytes = compact_input_bytes_ / lanes / kBlockBytes * kBlockBytes;
   round->reads = std::make_unique<SectionReads>(compact_queue_.get());
   round->ring.emplace(compact_buffer_.span().subspan(compact_input_bytes_), kBlockBytes,
                       compact_write_queue_.get());
   round->sources.resize(round->inputs.size());
-  for (std::uint32_t s = 0; s < round->inputs.size(); ++s) {
+  // Begins to read it. REQUIRES: what its lane held has been copied.
+  const auto open = [&](std::size_t s) {
     CompactionInput& source = round->sources[s];
     source.file = round->inputs[s];
     source.cursor = std::make_unique<SectionCursor>(
         source.file->file.get(), kBlockBytes, layout_.record_bytes, source.file->info.rows,
-        compact_buffer_.span().subspan(s * share, share), round->reads.get(),
+        compact_buffer_.span().subspan(s % lanes * lane_bytes, lane_bytes), round->reads.get(),
         SectionCursor::kMostParts);
-  }
+  };
   // One after the other: what was written together stays together. What was judged is copied while
   // the next is read and judged, which is this thread's, as the queue of reads is.
   constexpr int kJudge = 0, kCopy = 1;
   JudgedPart *next = &round->parts[0], *last = &round->parts[1];
-  for (CompactionInput& source : round->sources) {
+  std::size_t opened = 0;
+  for (; opened + 1 < lanes; ++opened) open(opened);
+  for (std::size_t s = 0; s < round->sources.size(); ++s) {
+    CompactionInput& source = round->sources[s];
+    if (lanes == 1) {
+      TERRACE_RETURN_IF_ERROR(CopyPart(round, *last));
+      last->newest.clear();
+      open(opened++);
+    }
     while (!source.cursor->done()) {
       Status copied, judged;
       const auto step = [&](int task) {
@@ -513,6 +521,8 @@ Status StoreImpl::CopyInputs(Compaction* round) {
       TERRACE_RETURN_IF_ERROR(copied);
       TERRACE_RETURN_IF_ERROR(judged);
       std::swap(next, last);
+      // The end of the source before is copied by now.
+      if (opened < std::min(s + lanes, round->sources.size())) open(opened++);
     }
     read_bytes_.fetch_add(source.cursor->bytes_read(), std::memory_order_relaxed);
   }
