@@ -68,6 +68,49 @@ TEST(EntryMap, AgreesWithAMapWhenHashesCollide) {
   RunMapModel(4, 500, [](Key) { return ~std::uint64_t{0}; });
 }
 
+// Steps over the whole map; each entry once, in the part that its hash belongs to, though the map
+// is made anew with another number of lines meanwhile.
+template <typename HashOf>
+void VisitAll(std::uint64_t seed, std::uint64_t rows, const HashOf& hash_of) {
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  Rng rng(seed);
+  EntryMap map;
+  const auto fill = [&](std::uint64_t room) {
+    TERRACE_CHECK(map.Reset(room).ok());
+    for (std::uint32_t entry = 0; entry < rows; ++entry) map.Insert(hash_of(entry), entry);
+  };
+  fill(rows);
+  std::vector<int> visits(rows, 0);
+  std::uint64_t from = 0, parts = 0, widest = 0;
+  do {
+    std::uint64_t visited = 0;
+    std::vector<std::uint32_t> inside;
+    const auto visit = [&](std::uint32_t entry) {
+      ++visited;
+      if (hash_of(entry) >= from) inside.push_back(entry);
+    };
+    const std::uint64_t end = map.VisitFrom(from, 1 + rng.Below(4), visit);
+    ASSERT_TRUE(end == 0 || end > from);
+    for (const std::uint32_t entry : inside) visits[entry] += hash_of(entry) <= end - 1 ? 1 : 0;
+    from = end;
+    ++parts;
+    widest = std::max(widest, visited);
+    if (rng.Below(4) == 0) fill(rows * (1 + rng.Below(3)));
+  } while (from != 0);
+  for (std::uint32_t entry = 0; entry < rows; ++entry) ASSERT_EQ(visits[entry], 1) << entry;
+  EXPECT_GT(parts, 1u);
+  EXPECT_LE(widest, rows);
+}
+
+TEST(EntryMap, VisitsEachEntryOnceInTheOrderOfHashes) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    VisitAll(seed, 2000, [](Key key) { return MixKey(key); });
+    VisitAll(seed, 300, [](Key key) { return MixKey(key % 5) + key; });  // Long ways.
+    // The last line's are full, and the way goes on at the first.
+    VisitAll(seed, 100, [](Key key) { return ~std::uint64_t{0} - 40 + key % 40; });
+  }
+}
+
 TEST(EntryQueues, AgreeWithDequesThroughSweepsAndResizes) {
   for (std::uint64_t seed = 1; seed <= 4; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);

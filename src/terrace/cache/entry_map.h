@@ -3,6 +3,7 @@
 // Memory is fixed by Reset(). Threads: guarded by its owner.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #if defined(__SSE2__)
@@ -54,6 +55,24 @@ class EntryMap {
     }
   }
 
+  // Calls visit(entry) for every entry whose hash is `from` or more and below the hash that is
+  // returned, 0 for 2^64, and for some that are near them: of as many lines as homes. So all are
+  // visited in the order of their hashes, even if Reset() comes between two calls.
+  template <typename Visit>
+  std::uint64_t VisitFrom(std::uint64_t from, std::uint64_t lines, const Visit& visit) const {
+    const std::uint64_t first = Home(from), end = std::min(first + lines, line_count_);
+    std::uint64_t place = first;
+    for (std::uint64_t seen = 1; seen <= line_count_; ++seen, place = Next(place)) {
+      const Line& line = lines_[place];
+      for (int way = 0; way < kWays; ++way) {
+        if (line.tags[way] != 0) visit(line.entries[way]);
+      }
+      // Who found its home full lies beyond it.
+      if (seen >= end - first && line.passed == 0) break;
+    }
+    return end == line_count_ ? 0 : FirstHash(end);
+  }
+
   // REQUIRES: the key is not in the map, and size() < capacity_rows().
   void Insert(std::uint64_t hash, std::uint32_t entry);
   // REQUIRES: it is there.
@@ -73,6 +92,11 @@ class EntryMap {
 
   std::uint64_t Home(std::uint64_t hash) const {
     return static_cast<std::uint64_t>((static_cast<Uint128>(hash) * line_count_) >> 64);
+  }
+  // The least hash whose home this is.
+  std::uint64_t FirstHash(std::uint64_t place) const {
+    const Uint128 scaled = (static_cast<Uint128>(place) << 64) + line_count_ - 1;
+    return static_cast<std::uint64_t>(scaled / line_count_);
   }
   std::uint64_t Next(std::uint64_t place) const { return place + 1 == line_count_ ? 0 : place + 1; }
   // From all bits of the hash, because high ones choose the line and low ones are equal on a node.

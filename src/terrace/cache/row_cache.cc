@@ -55,7 +55,10 @@ WriteBackOptions BufferOptions(const RowCacheOptions& options, std::span<Store* 
   // A buffer's rows are not shared out quite evenly.
   const std::uint64_t share = BufferRows(options, stores.size(), true) / stores.size() * 7 / 8;
   result.hot_apart = options.hot_apart && share >= least_rows;
-  result.future = options.future;
+  // Rows in blocks lie by their hashes.
+  const bool as_given = std::any_of(stores.begin(), stores.end(),
+                                    [](const Store* store) { return !store->in_blocks(); });
+  if (as_given) result.future = options.future;
   result.buffer_rows = BufferRows(options, stores.size(), result.hot_apart);
   return result;
 }
@@ -187,6 +190,8 @@ RowCacheImpl::RowCacheImpl(const RowCacheOptions& options, std::vector<Store*> s
     : options_(options),
       stores_(std::move(stores)),
       victims_at_once_(std::min(kVictims, write_back->buffer_rows())),
+      in_blocks_(std::any_of(stores_.begin(), stores_.end(),
+                             [](const Store* store) { return store->in_blocks(); })),
       write_back_(std::move(write_back)),
       arena_(options.row_bytes, chunk_bytes),
       supply_(chunk_bytes, options.background) {}
@@ -356,6 +361,10 @@ Status RowCacheImpl::AllocateMissing(PinnedRows* pinned, Missing* missing) {
     }
     const std::size_t victims =
         std::min<std::size_t>(wanted - missing->rows.size(), victims_at_once_);
+    if (flushing_) {
+      TERRACE_RETURN_IF_ERROR(WaitForFlush());
+      continue;
+    }
     {
       WriteBack::AppendScope appends(write_back_.get());
       if (appends.room() >= victims) {
@@ -609,6 +618,7 @@ void RowCacheImpl::Abort(const Status& cause) {
   MutexLock lock(&mu_);
   if (aborted_.ok()) aborted_ = cause;
   room_.NotifyAll();
+  flushed_.NotifyAll();
 }
 
 Status RowCacheImpl::background_status() const { return write_back_->status(); }

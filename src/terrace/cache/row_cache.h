@@ -141,8 +141,9 @@ class RowCache {
   // that FlushDirty has less to do. Blocks: on writes when the write buffers are full. From the
   // thread of the pins. Fails as StartPin does.
   virtual Status WriteAhead(std::uint64_t rows) = 0;
-  // An upper bound of the bytes that FlushDirty would write now.
+  // An upper bound of the bytes that FlushDirty would write now; and about how many it would.
   virtual std::uint64_t dirty_bytes() const = 0;
+  virtual std::uint64_t likely_dirty_bytes() const = 0;
 
   // Changes the limit. Smaller: evicts, and gives arena chunks back to the system. Blocks: on
   // writes. kOutOfMemory: pinned rows hold more; the next Pin waits for them to leave and reaches

@@ -75,9 +75,14 @@ class NullStore final : public Store {
   void WantSweep() override {}
   StoreStats stats() const override { return {}; }
   std::uint64_t index_bytes() const override { return 0; }
-  std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t /*writes*/) const override {
+  std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t /*in_order*/,
+                               std::uint64_t /*writes*/) const override {
     return rows * row_bytes_;
   }
+  std::uint64_t LikelyWriteBytes(std::uint64_t rows) const override {
+    return MostWriteBytes(rows, rows, 1);
+  }
+  bool in_blocks() const override { return false; }
   std::uint64_t LeastFileRows() const override { return 1; }
   void Finish() override {}
   Status background_status() const override { return OkStatus(); }

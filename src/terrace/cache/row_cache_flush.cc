@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "terrace/base/prefetch.h"
 #include "terrace/base/sync_point.h"
 #include "terrace/cache/row_cache_impl.h"
 
@@ -65,83 +66,124 @@ Status RowCacheImpl::FlushDirty() {
     MutexLock lock(&mu_);
     more = SweepExpired(kSweepSlots);
   }
-  std::uint32_t chunks = 0;
   {
     MutexLock lock(&mu_);
-    chunks = arena_.chunk_numbers();
+    flushing_ = in_blocks_;
   }
-  // A chunk that a Pin adds from here on holds rows that were read from a store or are new.
-  for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) {
-    TERRACE_RETURN_IF_ERROR(FlushChunk(chunk, /*pinned=*/true, /*cancellable=*/false).status());
-  }
+  const Status status = FlushWalk();
+  MutexLock lock(&mu_);
+  flushing_ = false;
+  flushed_.NotifyAll();
+  return status;
+}
+
+Status RowCacheImpl::FlushWalk() {
+  HashWalk walk;
+  // What comes into the map from here on was read from a store or is new.
+  do {
+    TERRACE_RETURN_IF_ERROR(FlushPart(&walk, /*pinned=*/true, /*cancellable=*/false).status());
+  } while (walk.next != 0);
   SyncPoint::Hit("cache.flush.before_write");
   TERRACE_RETURN_IF_ERROR(write_back_->Flush());
   SyncPoint::Hit("cache.flush.after_write");
   return OkStatus();
 }
 
+Status RowCacheImpl::WaitForFlush() {
+  while (flushing_ && aborted_.ok()) flushed_.Wait(&mu_);
+  return aborted_;
+}
+
 Status RowCacheImpl::WriteAhead(std::uint64_t rows) {
-  std::uint32_t chunks = 0;
   {
     MutexLock lock(&mu_);
-    TERRACE_RETURN_IF_ERROR(aborted_);
-    chunks = arena_.chunk_numbers();
+    TERRACE_RETURN_IF_ERROR(WaitForFlush());
   }
+  const std::uint64_t begin = ahead_.next;
   std::uint64_t done = 0;
-  for (std::uint32_t visited = 0; visited < chunks && done < rows; ++visited) {
-    ahead_chunk_ = (ahead_chunk_ + 1) % chunks;
+  // Once around at most: to the end, and from there to where it began.
+  for (bool to_end = true; done < rows;) {
     TERRACE_ASSIGN_OR_RETURN(const std::uint64_t some,
-                             FlushChunk(ahead_chunk_, /*pinned=*/false, /*cancellable=*/true));
+                             FlushPart(&ahead_, /*pinned=*/false, /*cancellable=*/true));
     done += some;
+    const bool ended = ahead_.next == 0;
+    if (to_end ? ended && begin == 0 : ended || ahead_.next >= begin) break;
+    to_end = to_end && !ended;
   }
   return write_back_->WriteNow();
 }
 
-Result<std::uint64_t> RowCacheImpl::FlushChunk(std::uint32_t chunk, bool pinned, bool cancellable) {
-  std::uint64_t rows = 0;
-  MutexLock lock(&mu_);
-  for (std::uint32_t slot = 0; true;) {
-    rows += AppendDirty(chunk, pinned, &slot);
-    if (!arena_.present(chunk) || slot >= arena_.touched(chunk)) return rows;
-    mu_.Unlock();
-    Status made = write_back_->MakeRoom(1, cancellable);
-    mu_.Lock();
-    // The slot may have another row, or none, by now.
-    if (!made.ok()) return made;
-  }
+std::uint64_t RowCacheImpl::FindDirty(HashWalk* walk, bool pinned) const {
+  walk->part.clear();
+  const std::uint64_t end = map_.VisitFrom(walk->next, kFlushLines, [&](EntryId id) {
+    PrefetchRead(&arena_.entry(id), sizeof(Entry));
+    walk->part.push_back({0, id});
+  });
+  std::erase_if(walk->part, [&](HashWalk::Row& row) {
+    Entry& entry = arena_.entry(row.id);
+    row.hash = MixKey(entry.key);
+    return row.hash < walk->next || row.hash > end - 1 || !IsDirty(entry) ||
+           (entry.pins > 0 && !pinned);
+  });
+  std::sort(walk->part.begin(), walk->part.end(),
+            [](const HashWalk::Row& a, const HashWalk::Row& b) { return a.hash < b.hash; });
+  return end;
 }
 
-std::uint64_t RowCacheImpl::AppendDirty(std::uint32_t chunk, bool pinned, std::uint32_t* slot) {
-  constexpr std::uint32_t kAhead = 16;
+std::size_t RowCacheImpl::AppendDirty(HashWalk* walk, std::uint64_t end) {
+  constexpr std::size_t kAhead = 8;
   WriteBack::AppendScope appends(write_back_.get());
   const std::size_t room = appends.room();
   std::size_t appended = 0;
-  for (; arena_.present(chunk) && *slot < arena_.touched(chunk); ++*slot) {
-    if (*slot + kAhead < arena_.touched(chunk)) {
-      appends.Prefetch(arena_.entry(arena_.id(chunk, *slot + kAhead)).key);
+  for (std::size_t i = 0; i < walk->part.size(); ++i) {
+    if (i + kAhead < walk->part.size()) {
+      const EntryId ahead = walk->part[i + kAhead].id;
+      appends.Prefetch(arena_.entry(ahead).key);
+      PrefetchRead(arena_.row(ahead),
+                   std::min<std::size_t>(options_.row_bytes, kMostPrefetchBytes));
     }
-    const EntryId id = arena_.id(chunk, *slot);
+    const auto [hash, id] = walk->part[i];
+    if (DropExpired(id)) continue;
+    if (appended == room) {
+      walk->next = hash;
+      return appended;
+    }
     Entry& entry = arena_.entry(id);
-    if (entry.place < kHeld || (entry.pins > 0 && !pinned)) continue;
-    if (!IsDirty(entry) || DropExpired(id)) continue;
-    if (appended == room) break;
     appends.Append(entry.key, arena_.row(id), {.stored = IsStored(entry), .hot = IsHot(entry)});
     StoreFlags(entry, 0);
     dirty_rows_.fetch_sub(1, std::memory_order_relaxed);
     ++appended;
   }
+  walk->part.clear();
+  walk->next = end;
+  return appended;
+}
+
+Result<std::uint64_t> RowCacheImpl::FlushPart(HashWalk* walk, bool pinned, bool cancellable) {
+  std::size_t appended = 0;
+  {
+    MutexLock lock(&mu_);
+    appended = AppendDirty(walk, FindDirty(walk, pinned));
+  }
+  // Rows that were found and not appended may have left by the time there is room.
+  if (!walk->part.empty()) TERRACE_RETURN_IF_ERROR(write_back_->MakeRoom(1, cancellable));
   return appended;
 }
 
 std::uint64_t RowCacheImpl::dirty_bytes() const {
-  const std::uint64_t rows =
-      dirty_rows_.load(std::memory_order_relaxed) + write_back_->unwritten_rows();
-  if (rows == 0) return 0;
+  const std::uint64_t rows = dirty_rows_.load(std::memory_order_relaxed);
+  const std::uint64_t appended = write_back_->unwritten_rows();
+  if (rows + appended == 0) return 0;
   // Every full buffer, the rests of those that are there, and the last one of each kind are a write
   // of each store, which has its share of the rows.
   const std::uint64_t writes =
-      rows / write_back_->buffer_rows() + 3 * (write_back_->hot_apart() ? 2 : 1);
-  return MostWriteBytes(stores_, rows, writes);
+      (rows + appended) / write_back_->buffer_rows() + 3 * (write_back_->hot_apart() ? 2 : 1);
+  return MostWriteBytes(stores_, rows + appended, rows, writes);
+}
+
+std::uint64_t RowCacheImpl::likely_dirty_bytes() const {
+  return LikelyWriteBytes(stores_, dirty_rows_.load(std::memory_order_relaxed)) +
+         MostWriteBytes(stores_, write_back_->unwritten_rows(), 0, 1);
 }
 
 }  // namespace terrace

@@ -1,8 +1,11 @@
 // The hazards of a cache between a trainer and its stores, each a test of its name, and faults.
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include <gtest/gtest.h>
@@ -259,6 +262,51 @@ TEST_P(Hazard, CreatedAheadThenCut) {
   PinnedRows again = PinOrDie(&cache, KeyRange(50, 100));
   for (std::size_t w = 0; w < 100; ++w) {
     ASSERT_EQ(RowAt(again, w), TrainedRow(50 + w, w == 10 ? 1 : 0));
+  }
+}
+
+// Over stores of blocks a flush comes in the order of hashes, and nothing comes between its rows: a
+// Pin that would evict waits for it, or for an abort.
+TEST_P(Hazard, EvictionBesideAFlushOfBlocks) {
+  for (const bool abort : {false, true}) {
+    Fixture fixture(GetParam(), kSmall, /*background=*/true);
+    fixture.stores[0]->SetInBlocks();
+    ASSERT_TRUE(fixture.Open().ok());
+    RowCache& cache = *fixture.cache;
+    FakeStore& store = *fixture.stores[0];
+    const std::size_t all = cache.MaxPinnedRows();
+    TrainRange(&cache, 0, all);
+    const std::uint64_t evicted = cache.stats().evictions;
+    store.HoldWrites();
+    Status flushed, pinned;
+    Thread flush("flush", ThreadPriority::kNormal, [&] { flushed = cache.FlushDirty(); });
+    store.WaitForHeldWrite();
+    std::atomic<bool> ended{false};
+    Thread pin("pin", ThreadPriority::kNormal, [&] {
+      pinned = cache.Pin(KeyRange(1'000'000, all / 2)).status();
+      ended = true;
+    });
+    // An eviction has its chance; without one nothing that is asserted would differ.
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_FALSE(ended);
+    EXPECT_EQ(cache.stats().evictions, evicted);
+    if (abort) {
+      cache.Abort(AbortedError("the test ends it"));
+      pin.Join();
+      EXPECT_EQ(pinned.code(), StatusCode::kAborted);
+    }
+    store.LetGo();
+    flush.Join();
+    if (!abort) pin.Join();
+    ASSERT_TRUE(flushed.ok()) << flushed.ToString();
+    ASSERT_EQ(pinned.ok(), !abort) << pinned.ToString();
+    std::vector<std::uint64_t> hashes;
+    for (const std::vector<Key>& keys : store.write_keys()) {
+      for (const Key key : keys) hashes.push_back(MixKey(key));
+    }
+    EXPECT_EQ(hashes.size(), all);
+    EXPECT_TRUE(std::is_sorted(hashes.begin(), hashes.end()));
+    EXPECT_GT(store.write_keys().size(), 2u);
   }
 }
 

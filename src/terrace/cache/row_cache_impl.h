@@ -37,6 +37,16 @@ struct RowLoad {
   Status status;
 };
 
+// How far the cache's dirty rows were visited, in the order of their keys' hashes.
+struct HashWalk {
+  struct Row {
+    std::uint64_t hash;
+    EntryId id;
+  };
+  std::uint64_t next = 0;  // Smaller hashes were visited; 0 after the largest.
+  std::vector<Row> part;   // Those that are visited next, in order.
+};
+
 class RowCacheImpl final : public RowCache, public RowHolder {
  public:
   static Result<std::unique_ptr<RowCache>> Make(const RowCacheOptions& options,
@@ -50,6 +60,7 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   Status FlushDirty() override;
   Status WriteAhead(std::uint64_t rows) override;
   std::uint64_t dirty_bytes() const override;
+  std::uint64_t likely_dirty_bytes() const override;
   Status SetCapacity(std::uint64_t capacity_bytes) override;
   void Abort(const Status& cause) override;
   Status background_status() const override;
@@ -85,6 +96,8 @@ class RowCacheImpl final : public RowCache, public RowHolder {
     std::unique_ptr<WorkerGroup> workers TERRACE_GUARDED_BY(mu);  // Null: shard by shard.
   };
   static constexpr std::size_t kLoaders = 2;
+  // Of the map, that a flush visits under one hold of mu_: some hundred rows.
+  static constexpr std::uint64_t kFlushLines = 64;
   // Slots that are looked at for expired rows under one hold of mu_: a fraction of a millisecond.
   static constexpr std::size_t kSweepSlots = 4096;
   // Released handles whose lists the next Pins fill: fresh pages would cost more than to fill them.
@@ -145,13 +158,19 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   void PeekCached(std::size_t first, std::span<const Key> keys, std::span<std::byte* const> rows,
                   std::span<std::uint8_t> found, std::vector<std::size_t>* missing) const
       TERRACE_EXCLUDES(mu_);
-  // Copies dirty rows of a chunk to the write buffers, and waits for room there. pinned: pinned
-  // ones too; cancellable: Abort ends it. Returns how many there were.
-  Result<std::uint64_t> FlushChunk(std::uint32_t chunk, bool pinned, bool cancellable)
+  // Copies the dirty rows of the walk's next part to the write buffers until they are full, and
+  // waits for room there then. pinned: pinned ones too; cancellable: Abort ends it. Returns how
+  // many there were; walk->next is then where to go on.
+  Result<std::uint64_t> FlushPart(HashWalk* walk, bool pinned, bool cancellable)
       TERRACE_EXCLUDES(mu_);
-  // The same from *slot on, until the buffers are full; *slot is then where to go on.
-  std::uint64_t AppendDirty(std::uint32_t chunk, bool pinned, std::uint32_t* slot)
-      TERRACE_REQUIRES(mu_);
+  // Its halves. The part's rows, and the hash at which it ends, 0: 2^64; then their way into the
+  // buffers. The part is empty if all have gone it.
+  std::uint64_t FindDirty(HashWalk* walk, bool pinned) const TERRACE_REQUIRES(mu_);
+  std::size_t AppendDirty(HashWalk* walk, std::uint64_t end) TERRACE_REQUIRES(mu_);
+  Status FlushWalk() TERRACE_EXCLUDES(mu_);
+  // While stores of blocks take a flush, so that nothing else has them write a block again. Fails
+  // after Abort. May release mu_.
+  Status WaitForFlush() TERRACE_REQUIRES(mu_);
 
   // Gives the memory of closed chunks without held rows back. May release mu_.
   Status ReleaseClosed() TERRACE_REQUIRES(mu_);
@@ -164,6 +183,7 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   const RowCacheOptions options_;
   const std::vector<Store*> stores_;
   const std::uint32_t victims_at_once_;
+  const bool in_blocks_;  // Of rows of near hashes the stores write at a time.
   const std::unique_ptr<WriteBack> write_back_;
 
   Mutex pin_mu_;  // One Pin at a time.
@@ -175,6 +195,7 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   CondVar room_;         // Rows were released; aborted.
   CondVar load_wanted_;  // For the loaders: a load was queued; stop.
   CondVar loaded_;       // A load has ended.
+  CondVar flushed_;      // flushing_ is false; aborted.
   // Bases and rows of pinned entries are read without mu_; chunk tables change under it.
   RowArena arena_;
   ChunkSupply supply_;
@@ -187,7 +208,9 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   std::uint64_t needed_rows_ TERRACE_GUARDED_BY(mu_) = 0;  // Reserved by the Pin in progress.
   std::uint32_t handles_ TERRACE_GUARDED_BY(mu_) = 0;
   std::vector<PinnedRows> spare_pins_ TERRACE_GUARDED_BY(mu_);
-  std::uint32_t ahead_chunk_ = 0;  // Where WriteAhead goes on; its thread's.
+  HashWalk ahead_;  // Where WriteAhead goes on; its thread's.
+  bool flushing_ TERRACE_GUARDED_BY(mu_) =
+      false;  // Rows are on their way from the cache to blocks.
   // Expiry points of the last whole sweep, and of the one that goes on; where it does.
   std::uint64_t swept_points_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t sweep_points_ TERRACE_GUARDED_BY(mu_) = 0;

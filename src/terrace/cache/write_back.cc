@@ -118,7 +118,7 @@ std::size_t WriteBack::Room() const {
 }
 
 std::uint32_t WriteBack::FindPlace(Key key) const {
-  return map_.Find(MixKey(key), [this, key](std::uint32_t place) {
+  return map_.Find(PlaceHash(key), [this, key](std::uint32_t place) {
     return buffers_[place >> kIndexBits].keys[place & kIndexMask] == key;
   });
 }
@@ -146,9 +146,9 @@ void WriteBack::Append(Key key, const std::byte* row, const WrittenRow& what) {
   if (options_.future != nullptr) buffer.may_come.push_back(what.may_come ? 1 : 0);
   ++unwritten_rows_;
   if (old == EntryMap::kNone) {
-    map_.Insert(MixKey(key), place);
+    map_.Insert(PlaceHash(key), place);
   } else {
-    map_.Replace(MixKey(key), old, place);
+    map_.Replace(PlaceHash(key), old, place);
   }
   if (buffer.keys.size() == options_.buffer_rows) Submit(kind);
 }
@@ -175,14 +175,14 @@ void WriteBack::Join(std::size_t kind) {
   Buffer& from = buffers_[static_cast<std::size_t>(from_number)];
   Buffer& to = buffers_[static_cast<std::size_t>(to_number)];
   for (std::size_t i = 0; i < from.keys.size(); ++i) {
-    if (i + kAhead < from.keys.size()) map_.Prefetch(MixKey(from.keys[i + kAhead]));
+    if (i + kAhead < from.keys.size()) map_.Prefetch(PlaceHash(from.keys[i + kAhead]));
     const std::size_t at = to.keys.size();
     std::memcpy(RowIn(to, at), RowIn(from, i), options_.row_bytes);
     to.keys.push_back(from.keys[i]);
     to.stored.push_back(from.stored[i]);
     if (options_.future != nullptr) to.may_come.push_back(from.may_come[i]);
     // Nothing newer is appended than what is being filled in.
-    map_.Replace(MixKey(from.keys[i]), PlaceOf(from_number, i), PlaceOf(to_number, at));
+    map_.Replace(PlaceHash(from.keys[i]), PlaceOf(from_number, i), PlaceOf(to_number, at));
   }
   from.Clear();
   idle_.push_back(static_cast<std::uint32_t>(from_number));
@@ -270,11 +270,11 @@ void WriteBack::EndWrite() {
   const std::uint32_t number = queue_.front();
   Buffer& buffer = buffers_[number];
   for (std::size_t i = 0; i < buffer.keys.size(); ++i) {
-    if (i + kAhead < buffer.keys.size()) map_.Prefetch(MixKey(buffer.keys[i + kAhead]));
+    if (i + kAhead < buffer.keys.size()) map_.Prefetch(PlaceHash(buffer.keys[i + kAhead]));
     // A newer version may lie in another buffer by now.
     const std::uint32_t place = FindPlace(buffer.keys[i]);
     if (place == PlaceOf(number, i)) {
-      map_.Erase(MixKey(buffer.keys[i]), place);
+      map_.Erase(PlaceHash(buffer.keys[i]), place);
     }
   }
   queue_.pop_front();
@@ -422,7 +422,7 @@ std::size_t WriteBack::Copy(std::span<const Key> keys, std::span<std::byte* cons
   if (map_.size() == 0) return 0;
   std::size_t copied = 0;
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (i + kAhead < keys.size()) map_.Prefetch(MixKey(keys[i + kAhead]));
+    if (i + kAhead < keys.size()) map_.Prefetch(PlaceHash(keys[i + kAhead]));
     const std::uint32_t place = FindPlace(keys[i]);
     if (place == EntryMap::kNone) continue;
     std::memcpy(rows[i], RowIn(buffers_[place >> kIndexBits], place & kIndexMask),
@@ -437,7 +437,7 @@ void WriteBack::Find(std::span<const Key> keys, std::span<std::uint8_t> found) c
   MutexLock lock(&mu_);
   if (map_.size() == 0) return;
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (i + kAhead < keys.size()) map_.Prefetch(MixKey(keys[i + kAhead]));
+    if (i + kAhead < keys.size()) map_.Prefetch(PlaceHash(keys[i + kAhead]));
     if (FindPlace(keys[i]) != EntryMap::kNone) found[i] = 1;
   }
 }

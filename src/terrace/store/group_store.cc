@@ -1,6 +1,7 @@
 #include "terrace/store/group_store.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -326,18 +327,29 @@ std::uint64_t GroupStore::index_bytes() const {
   return inner + directory_.bytes() + filters_.bytes();
 }
 
-std::uint64_t GroupStore::MostWriteBytes(std::uint64_t rows, std::uint64_t writes) const {
+std::uint64_t GroupStore::MostWriteBytes(std::uint64_t rows, std::uint64_t in_order,
+                                         std::uint64_t writes) const {
   std::uint64_t blocks;
   {
     MutexLock lock(&mu_);
     blocks = directory_.groups() + directory_.added();
   }
-  // Each row may ask for a block of its own, until all are written by each write; blocks are
-  // divided; and a sweep goes along.
-  std::uint64_t most =
-      (blocks > rows / writes ? rows : blocks * writes) + 2 * rows / layout_.most_rows + writes;
+  // Each row may ask for a block of its own, until all are written by each write, or, of rows in
+  // order, by one and some by the next one too; blocks are divided; and a sweep goes along.
+  const std::uint64_t others = rows - in_order;
+  std::uint64_t most = std::min(in_order, blocks) +
+                       (blocks > others / writes ? others : blocks * writes) +
+                       2 * rows / layout_.most_rows + 2 * writes;
   if (options_.expiry != nullptr) most = 2 * most + writes * part_blocks_;
-  return inner_->MostWriteBytes(most, most / part_blocks_ + 2 * writes);
+  return inner_->MostWriteBytes(most, 0, most / part_blocks_ + 2 * writes);
+}
+
+std::uint64_t GroupStore::LikelyWriteBytes(std::uint64_t rows) const {
+  MutexLock lock(&mu_);
+  // Those of the blocks that rows of random hashes meet.
+  const auto blocks = static_cast<double>(directory_.groups() + directory_.added());
+  const double met = blocks * -std::expm1(-static_cast<double>(rows) / blocks);
+  return inner_->LikelyWriteBytes(static_cast<std::uint64_t>(met));
 }
 
 }  // namespace terrace

@@ -59,7 +59,10 @@ class GroupStore final : public Store {
   void WantSweep() override {}
   StoreStats stats() const override;
   std::uint64_t index_bytes() const override;
-  std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t writes) const override;
+  std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t in_order,
+                               std::uint64_t writes) const override;
+  std::uint64_t LikelyWriteBytes(std::uint64_t rows) const override;
+  bool in_blocks() const override { return true; }
   // A block has rows of either kind.
   std::uint64_t LeastFileRows() const override { return ~std::uint64_t{0}; }
   void Finish() override { inner_->Finish(); }

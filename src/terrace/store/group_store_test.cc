@@ -230,7 +230,7 @@ TEST(GroupStore, WritesTakeWhatIsSaid) {
       StoreHarness harness(&memory, kQuota, options);
       TERRACE_ASSERT_OK(harness.Create());
       for (const std::uint64_t rows : {1u, 100u, 3000u, 10u, 3000u}) {
-        const std::uint64_t most = harness.store()->MostWriteBytes(rows, 1);
+        const std::uint64_t most = harness.store()->MostWriteBytes(rows, 0, 1);
         const std::uint64_t before = harness.store()->stats().write_bytes;
         auto staged = Stage(harness.store(), harness.KeysFrom(0, rows), 1, options.row_bytes);
         TERRACE_ASSERT_OK(staged);

@@ -244,7 +244,8 @@ class Store {
                       std::span<std::uint8_t> found, const std::atomic<bool>* stop = nullptr) = 0;
 
   // Appends new versions of `keys` (distinct) as one or more parameter files, in which their rows
-  // lie in this order: those that will be read together are best given together. On success
+  // lie in this order, unless they lie in blocks: those that will be read together are best given
+  // together. On success
   // Read sees them; they are durable after Commit. On error no key changed, and after a failed
   // write or sync the store is poisoned: Write, Erase and Commit fail until it is reopened. Blocks:
   // on writes, on the quota's back-pressure (compaction, old manifests). rows[i]: row_bytes().
@@ -302,8 +303,15 @@ class Store {
 
   virtual StoreStats stats() const = 0;
   virtual std::uint64_t index_bytes() const = 0;  // As in stats(), cheap.
-  // On disk, of rows that so many writes bring, at most.
-  virtual std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t writes) const = 0;
+  // On disk, of rows that so many writes bring, at most; of them, `in_order` come in the order of
+  // their keys' hashes, from write to write.
+  virtual std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t in_order,
+                                       std::uint64_t writes) const = 0;
+  // About what many rows take on disk that come in that order.
+  virtual std::uint64_t LikelyWriteBytes(std::uint64_t rows) const = 0;
+  // Rows of near hashes lie in blocks that are written whole: those that are written in the order
+  // of hashes cost least. Else rows lie as they are given to a write.
+  virtual bool in_blocks() const = 0;
   // Rows that a write has to bring lest its files be small ones, which compaction merges with
   // others soon. ~0: what a write brings is not what its files hold, or nothing is written.
   virtual std::uint64_t LeastFileRows() const = 0;
@@ -317,11 +325,17 @@ class Store {
 
 // Store::MostWriteBytes of stores that share out the rows evenly.
 inline std::uint64_t MostWriteBytes(std::span<Store* const> stores, std::uint64_t rows,
-                                    std::uint64_t writes) {
+                                    std::uint64_t in_order, std::uint64_t writes) {
+  const auto share = [&](std::uint64_t all) { return (all + stores.size() - 1) / stores.size(); };
   std::uint64_t bytes = 0;
   for (const Store* store : stores) {
-    bytes += store->MostWriteBytes((rows + stores.size() - 1) / stores.size(), writes);
+    bytes += store->MostWriteBytes(share(rows), share(in_order), writes);
   }
+  return bytes;
+}
+inline std::uint64_t LikelyWriteBytes(std::span<Store* const> stores, std::uint64_t rows) {
+  std::uint64_t bytes = 0;
+  for (const Store* store : stores) bytes += store->LikelyWriteBytes(rows / stores.size());
   return bytes;
 }
 

@@ -361,7 +361,8 @@ std::uint64_t StoreImpl::rows_in_blocks() const {
   return rows_in_blocks_;
 }
 
-std::uint64_t StoreImpl::MostWriteBytes(std::uint64_t rows, std::uint64_t writes) const {
+std::uint64_t StoreImpl::MostWriteBytes(std::uint64_t rows, std::uint64_t /*in_order*/,
+                                        std::uint64_t writes) const {
   // A row's place in the key section; a file's header, footer and what its sections are rounded by.
   return rows * (layout_.record_bytes + kKeyEntryBytes) + writes * 4 * kBlockBytes;
 }

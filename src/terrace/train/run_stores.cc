@@ -266,8 +266,8 @@ std::uint64_t RunStores::index_bytes() const {
 }
 
 std::uint64_t RunStores::MostWriteBytes(std::size_t table, std::uint64_t rows,
-                                        std::uint64_t writes) const {
-  return terrace::MostWriteBytes(this->table(table), rows, writes);
+                                        std::uint64_t in_order, std::uint64_t writes) const {
+  return terrace::MostWriteBytes(this->table(table), rows, in_order, writes);
 }
 
 Status RunStores::CheckIndex(const TablePlan& table, const Checkpoint::StoreManifest& manifest) {

@@ -61,7 +61,8 @@ class RunStores {
   // One on each disk, as ssd.paths names them, or in the run's folder.
   std::set<std::string> disk_folders() const;
   // See Store::MostWriteBytes: of a table, each of whose stores gets its share.
-  std::uint64_t MostWriteBytes(std::size_t table, std::uint64_t rows, std::uint64_t writes) const;
+  std::uint64_t MostWriteBytes(std::size_t table, std::uint64_t rows, std::uint64_t in_order,
+                               std::uint64_t writes) const;
   const std::vector<Disk>& disks() const { return disks_; }
   std::uint64_t most_bytes() const { return most_bytes_; }  // See StoreOptions::most_run_bytes.
   // See Store::Finish.

@@ -127,8 +127,8 @@ std::uint64_t TrainingRun::CheckpointBytes() const {
   std::uint64_t bytes =
       2 * MostDenseFileBytes() + FilterFilesBytes() + MostCheckpointFileBytes() + kMiB;
   for (std::size_t t = 0; t < caches_.size(); ++t) {
-    bytes +=
-        caches_[t]->dirty_bytes() + stores_->MostWriteBytes(t, caches_[t]->stats().pinned_rows, 1);
+    const std::uint64_t pinned = caches_[t]->stats().pinned_rows;
+    bytes += caches_[t]->dirty_bytes() + stores_->MostWriteBytes(t, pinned, pinned, 1);
   }
   return bytes;
 }
@@ -232,7 +232,7 @@ Status TrainingRun::WriteAhead() {
                           : kFirstBytesPerSecond;
   const double limit = rate * job_.checkpoint.final_seconds / static_cast<double>(caches_.size());
   for (std::size_t t = 0; t < caches_.size(); ++t) {
-    const std::uint64_t dirty_bytes = caches_[t]->dirty_bytes();
+    const std::uint64_t dirty_bytes = caches_[t]->likely_dirty_bytes();
     const double beyond = static_cast<double>(dirty_bytes) - limit;
     if (beyond <= 0) continue;
     const double rows = beyond / static_cast<double>(dirty_bytes) *

@@ -41,13 +41,20 @@ class FakeStore final : public Store {
   void WantSweep() override {}
   StoreStats stats() const override;
   std::uint64_t index_bytes() const override { return 0; }
-  std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t writes) const override {
+  std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t /*in_order*/,
+                               std::uint64_t writes) const override {
     return rows * (row_bytes_ + 64) + writes * 16384;
   }
+  std::uint64_t LikelyWriteBytes(std::uint64_t rows) const override {
+    return MostWriteBytes(rows, rows, 1);
+  }
+  bool in_blocks() const override { return in_blocks_; }
   std::uint64_t LeastFileRows() const override { return 1; }
   void Finish() override {}
   Status background_status() const override { return OkStatus(); }
 
+  // Before a cache has it: says that it has blocks.
+  void SetInBlocks() { in_blocks_ = true; }
   // The n-th Read, Write or Stage from now (0: the next) fails with kIo, and changes nothing;
   // negative: none.
   void FailAt(std::int64_t call);
@@ -82,6 +89,7 @@ class FakeStore final : public Store {
   bool NextFails() TERRACE_REQUIRES(mu_);
 
   const std::uint32_t row_bytes_;
+  bool in_blocks_ = false;
   mutable Mutex mu_;
   CondVar changed_;
   std::unordered_map<Key, std::vector<std::byte>> rows_ TERRACE_GUARDED_BY(mu_);
