@@ -29,7 +29,9 @@ class EntryMap {
   std::uint64_t bytes() const { return memory_.size(); }
   std::uint64_t size() const { return size_; }
 
-  void Prefetch(std::uint64_t hash) const { __builtin_prefetch(&lines_[Home(hash)]); }
+  [[gnu::always_inline]] void Prefetch(std::uint64_t hash) const {
+    __builtin_prefetch(&lines_[Home(hash)]);
+  }
 
   // The first entry of the home line whose tag fits, most often the one sought: what to prefetch.
   std::uint32_t Candidate(std::uint64_t hash) const {

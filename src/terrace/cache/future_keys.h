@@ -45,7 +45,7 @@ class FutureKeys {
   // Where examples have got their rows up to, in ticks.
   std::uint64_t now() const { return now_.load(std::memory_order_relaxed); }
   // What TicksUntilNext will read; of a key that is likely to come soon only what it reads first.
-  void Prefetch(std::uint64_t hash, bool comes_soon = false) const {
+  [[gnu::always_inline]] void Prefetch(std::uint64_t hash, bool comes_soon = false) const {
     const Lines& lines = LinesOf(hash);
     std::uint32_t left = comes_soon ? kSoonStretches : kStretches;
     ForStretches(now(), [&](std::uint32_t number, auto&) {

@@ -25,7 +25,7 @@ class GhostKeys {
   // Keys that left before so many others are no longer found.
   void SetWindow(std::uint64_t keys);
 
-  void Prefetch(std::uint64_t hash) const {
+  [[gnu::always_inline]] void Prefetch(std::uint64_t hash) const {
     if (!segments_.empty()) __builtin_prefetch(LineOf(hash), 1);
   }
   // REQUIRES: Reserve was called with some rows; likewise Take.

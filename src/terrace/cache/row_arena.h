@@ -110,6 +110,8 @@ class RowArena {
   // Slots from 0 that may be taken; those beyond never were.
   std::uint32_t touched(std::uint32_t chunk) const { return chunks_[chunk].fresh; }
   EntryId id(std::uint32_t chunk, std::uint32_t slot) const { return chunk << slot_bits_ | slot; }
+  std::uint32_t chunk_of(EntryId id) const { return id >> slot_bits_; }
+  std::uint32_t slot_of(EntryId id) const { return id & slot_mask_; }
 
   // A closed chunk hands out no slots.
   void Close(std::uint32_t chunk);

@@ -45,6 +45,9 @@ std::uint32_t BufferRows(const RowCacheOptions& options, std::size_t shards, boo
   return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(rows, 1, kMaxBufferRows));
 }
 
+// Of a table all stores are alike.
+bool InBlocks(std::span<Store* const> stores) { return stores.front()->in_blocks(); }
+
 WriteBackOptions BufferOptions(const RowCacheOptions& options, std::span<Store* const> stores) {
   WriteBackOptions result;
   result.row_bytes = options.row_bytes;
@@ -55,10 +58,8 @@ WriteBackOptions BufferOptions(const RowCacheOptions& options, std::span<Store* 
   // A buffer's rows are not shared out quite evenly.
   const std::uint64_t share = BufferRows(options, stores.size(), true) / stores.size() * 7 / 8;
   result.hot_apart = options.hot_apart && share >= least_rows;
-  // Rows in blocks lie by their hashes.
-  const bool as_given = std::any_of(stores.begin(), stores.end(),
-                                    [](const Store* store) { return !store->in_blocks(); });
-  if (as_given) result.future = options.future;
+  result.in_order = InBlocks(stores);
+  if (!result.in_order) result.future = options.future;  // Rows in blocks lie by their hashes.
   result.buffer_rows = BufferRows(options, stores.size(), result.hot_apart);
   return result;
 }
@@ -190,8 +191,7 @@ RowCacheImpl::RowCacheImpl(const RowCacheOptions& options, std::vector<Store*> s
     : options_(options),
       stores_(std::move(stores)),
       victims_at_once_(std::min(kVictims, write_back->buffer_rows())),
-      in_blocks_(std::any_of(stores_.begin(), stores_.end(),
-                             [](const Store* store) { return store->in_blocks(); })),
+      in_blocks_(InBlocks(stores_)),
       write_back_(std::move(write_back)),
       arena_(options.row_bytes, chunk_bytes),
       supply_(chunk_bytes, options.background) {}

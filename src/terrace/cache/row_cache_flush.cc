@@ -78,8 +78,8 @@ Status RowCacheImpl::FlushDirty() {
 }
 
 Status RowCacheImpl::FlushWalk() {
-  HashWalk walk;
-  // What comes into the map from here on was read from a store or is new.
+  DirtyWalk walk;
+  // A row that comes from here on was read from a store or is new.
   do {
     TERRACE_RETURN_IF_ERROR(FlushPart(&walk, /*pinned=*/true, /*cancellable=*/false).status());
   } while (walk.next != 0);
@@ -113,24 +113,46 @@ Status RowCacheImpl::WriteAhead(std::uint64_t rows) {
   return write_back_->WriteNow();
 }
 
-std::uint64_t RowCacheImpl::FindDirty(HashWalk* walk, bool pinned) const {
+std::uint64_t RowCacheImpl::FindDirty(DirtyWalk* walk, bool pinned) const {
   walk->part.clear();
+  const std::uint64_t end = in_blocks_ ? FindByHash(walk) : FindInMemory(walk);
+  std::erase_if(walk->part, [&](const DirtyWalk::Row& row) {
+    Entry& entry = arena_.entry(row.id);
+    return !IsDirty(entry) || (entry.pins > 0 && !pinned);
+  });
+  return end;
+}
+
+std::uint64_t RowCacheImpl::FindByHash(DirtyWalk* walk) const {
   const std::uint64_t end = map_.VisitFrom(walk->next, kFlushLines, [&](EntryId id) {
     PrefetchRead(&arena_.entry(id), sizeof(Entry));
     walk->part.push_back({0, id});
   });
-  std::erase_if(walk->part, [&](HashWalk::Row& row) {
-    Entry& entry = arena_.entry(row.id);
-    row.hash = MixKey(entry.key);
-    return row.hash < walk->next || row.hash > end - 1 || !IsDirty(entry) ||
-           (entry.pins > 0 && !pinned);
+  std::erase_if(walk->part, [&](DirtyWalk::Row& row) {
+    row.place = MixKey(arena_.entry(row.id).key);
+    return row.place < walk->next || row.place > end - 1;
   });
   std::sort(walk->part.begin(), walk->part.end(),
-            [](const HashWalk::Row& a, const HashWalk::Row& b) { return a.hash < b.hash; });
+            [](const DirtyWalk::Row& a, const DirtyWalk::Row& b) { return a.place < b.place; });
   return end;
 }
 
-std::size_t RowCacheImpl::AppendDirty(HashWalk* walk, std::uint64_t end) {
+std::uint64_t RowCacheImpl::FindInMemory(DirtyWalk* walk) const {
+  std::uint32_t chunk = arena_.chunk_of(static_cast<EntryId>(walk->next));
+  std::uint32_t slot = arena_.slot_of(static_cast<EntryId>(walk->next));
+  if (chunk < arena_.chunk_numbers() && arena_.present(chunk)) {
+    const std::uint32_t touched = arena_.touched(chunk);
+    for (const std::uint32_t end = std::min(touched, slot + kFlushSlots); slot < end; ++slot) {
+      const EntryId id = arena_.id(chunk, slot);
+      if (arena_.entry(id).place >= kHeld) walk->part.push_back({id, id});
+    }
+    if (slot < touched) return arena_.id(chunk, slot);
+  }
+  ++chunk;
+  return chunk < arena_.chunk_numbers() ? arena_.id(chunk, 0) : 0;
+}
+
+std::size_t RowCacheImpl::AppendDirty(DirtyWalk* walk, std::uint64_t end) {
   constexpr std::size_t kAhead = 8;
   WriteBack::AppendScope appends(write_back_.get());
   const std::size_t room = appends.room();
@@ -142,10 +164,10 @@ std::size_t RowCacheImpl::AppendDirty(HashWalk* walk, std::uint64_t end) {
       PrefetchRead(arena_.row(ahead),
                    std::min<std::size_t>(options_.row_bytes, kMostPrefetchBytes));
     }
-    const auto [hash, id] = walk->part[i];
+    const auto [place, id] = walk->part[i];
     if (DropExpired(id)) continue;
     if (appended == room) {
-      walk->next = hash;
+      walk->next = place;
       return appended;
     }
     Entry& entry = arena_.entry(id);
@@ -159,7 +181,7 @@ std::size_t RowCacheImpl::AppendDirty(HashWalk* walk, std::uint64_t end) {
   return appended;
 }
 
-Result<std::uint64_t> RowCacheImpl::FlushPart(HashWalk* walk, bool pinned, bool cancellable) {
+Result<std::uint64_t> RowCacheImpl::FlushPart(DirtyWalk* walk, bool pinned, bool cancellable) {
   std::size_t appended = 0;
   {
     MutexLock lock(&mu_);

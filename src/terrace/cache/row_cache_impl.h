@@ -37,13 +37,14 @@ struct RowLoad {
   Status status;
 };
 
-// How far the cache's dirty rows were visited, in the order of their keys' hashes.
-struct HashWalk {
+// How far the cache's dirty rows were visited: in the order of their keys' hashes, so that stores
+// of blocks get those of a block together, else in that in which they lie in memory.
+struct DirtyWalk {
   struct Row {
-    std::uint64_t hash;
+    std::uint64_t place;  // Hash, or number of the entry.
     EntryId id;
   };
-  std::uint64_t next = 0;  // Smaller hashes were visited; 0 after the largest.
+  std::uint64_t next = 0;  // Smaller places were visited; 0 after the largest.
   std::vector<Row> part;   // Those that are visited next, in order.
 };
 
@@ -96,8 +97,9 @@ class RowCacheImpl final : public RowCache, public RowHolder {
     std::unique_ptr<WorkerGroup> workers TERRACE_GUARDED_BY(mu);  // Null: shard by shard.
   };
   static constexpr std::size_t kLoaders = 2;
-  // Of the map, that a flush visits under one hold of mu_: some hundred rows.
+  // That a flush visits under one hold of mu_: of the map, some hundred rows; of a chunk.
   static constexpr std::uint64_t kFlushLines = 64;
+  static constexpr std::uint32_t kFlushSlots = 4096;
   // Slots that are looked at for expired rows under one hold of mu_: a fraction of a millisecond.
   static constexpr std::size_t kSweepSlots = 4096;
   // Released handles whose lists the next Pins fill: fresh pages would cost more than to fill them.
@@ -161,12 +163,14 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   // Copies the dirty rows of the walk's next part to the write buffers until they are full, and
   // waits for room there then. pinned: pinned ones too; cancellable: Abort ends it. Returns how
   // many there were; walk->next is then where to go on.
-  Result<std::uint64_t> FlushPart(HashWalk* walk, bool pinned, bool cancellable)
+  Result<std::uint64_t> FlushPart(DirtyWalk* walk, bool pinned, bool cancellable)
       TERRACE_EXCLUDES(mu_);
-  // Its halves. The part's rows, and the hash at which it ends, 0: 2^64; then their way into the
-  // buffers. The part is empty if all have gone it.
-  std::uint64_t FindDirty(HashWalk* walk, bool pinned) const TERRACE_REQUIRES(mu_);
-  std::size_t AppendDirty(HashWalk* walk, std::uint64_t end) TERRACE_REQUIRES(mu_);
+  // Its halves. The part's rows, and the place at which it ends, 0: the last; then their way into
+  // the buffers. The part is empty if all have gone it.
+  std::uint64_t FindDirty(DirtyWalk* walk, bool pinned) const TERRACE_REQUIRES(mu_);
+  std::uint64_t FindByHash(DirtyWalk* walk) const TERRACE_REQUIRES(mu_);
+  std::uint64_t FindInMemory(DirtyWalk* walk) const TERRACE_REQUIRES(mu_);
+  std::size_t AppendDirty(DirtyWalk* walk, std::uint64_t end) TERRACE_REQUIRES(mu_);
   Status FlushWalk() TERRACE_EXCLUDES(mu_);
   // While stores of blocks take a flush, so that nothing else has them write a block again. Fails
   // after Abort. May release mu_.
@@ -208,7 +212,7 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   std::uint64_t needed_rows_ TERRACE_GUARDED_BY(mu_) = 0;  // Reserved by the Pin in progress.
   std::uint32_t handles_ TERRACE_GUARDED_BY(mu_) = 0;
   std::vector<PinnedRows> spare_pins_ TERRACE_GUARDED_BY(mu_);
-  HashWalk ahead_;  // Where WriteAhead goes on; its thread's.
+  DirtyWalk ahead_;  // Where WriteAhead goes on; its thread's.
   bool flushing_ TERRACE_GUARDED_BY(mu_) =
       false;  // Rows are on their way from the cache to blocks.
   // Expiry points of the last whole sweep, and of the one that goes on; where it does.

@@ -37,6 +37,7 @@ struct WriteBackOptions {
   Clock* clock = Clock::Real();
   bool hot_apart = false;  // Hot rows and the others have writes of their own; one buffer more.
   const FutureKeys* future = nullptr;  // Borrowed; null: nobody looks ahead.
+  bool in_order = false;               // A flush comes in the order of the keys' hashes.
 };
 
 // Where the time of the thread that brings buffers to the disk went; CPU seconds count the threads
@@ -82,8 +83,8 @@ class WriteBack {
     // Rows that can be appended now, whichever of them are hot.
     std::size_t room() const TERRACE_NO_THREAD_SAFETY_ANALYSIS { return write_back_->Room(); }
     // What the next Append of the key will touch.
-    void Prefetch(Key key) const TERRACE_NO_THREAD_SAFETY_ANALYSIS {
-      write_back_->map_.Prefetch(PlaceHash(key));
+    [[gnu::always_inline]] void Prefetch(Key key) const TERRACE_NO_THREAD_SAFETY_ANALYSIS {
+      write_back_->map_.Prefetch(write_back_->PlaceHash(key));
     }
     // Copies a row; replaces an older version that is not yet being written, and is then written in
     // its place. REQUIRES: room.
@@ -148,8 +149,13 @@ class WriteBack {
   };
 
   WriteBack(const WriteBackOptions& options, std::vector<Store*> stores);
-  // For map_: a flush comes in the order of MixKey, which would be that of the homes.
-  static std::uint64_t PlaceHash(Key key) { return MixKey(key) * 0x9e3779b97f4a7c15ULL; }
+  // For map_. Sets and what is evicted of them come in the order of MixKey, spread over all hashes:
+  // their lines then lie side by side. Of a flush in that order a buffer's hashes are close
+  // together, and their lines must not be.
+  std::uint64_t PlaceHash(Key key) const {
+    constexpr std::uint64_t kSpread = 0x9e3779b97f4a7c15;
+    return MixKey(key) * (options_.in_order ? kSpread : 1);
+  }
   Status Allocate() TERRACE_EXCLUDES(mu_);
   std::byte* RowIn(const Buffer& buffer, std::size_t index) const {
     return buffer.rows.data() + index * stride_;

@@ -23,7 +23,9 @@ class KeyPlanner::KeyMap {
   };
   static_assert(sizeof(Slot) == 16);
 
-  void Prefetch(std::uint64_t hash) const { __builtin_prefetch(&slots()[Home(hash)], 1); }
+  [[gnu::always_inline]] void Prefetch(std::uint64_t hash) const {
+    __builtin_prefetch(&slots()[Home(hash)], 1);
+  }
 
   // The slot of `key`; it is new when its stamp is not `stamp`. REQUIRES: a free slot.
   Slot* Find(Key key, std::uint64_t hash, std::uint32_t stamp) {
