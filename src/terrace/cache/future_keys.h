@@ -64,11 +64,11 @@ class FutureKeys {
   }
   static constexpr std::uint16_t kNever = 65535;
 
-  // Memory for each row that the caches hold: about eleven known keys, a frequent one counted in
-  // each stretch. In a click log that is four times the distance within which rows that come again
-  // fill memory, and tells of nine in ten rows that are evicted and come again when they do
+  // Memory for each row that the caches hold: about 21 known keys, a frequent one counted in each
+  // stretch. In a click log that is eight times the distance within which rows that come again fill
+  // memory: of rows that come later than one sees, each costs a read of its own
   // (docs/decisions/look-ahead.md).
-  static constexpr std::uint64_t kBytesPerCachedRow = 28;
+  static constexpr std::uint64_t kBytesPerCachedRow = 56;
   // Examples that have one time.
   static constexpr std::uint64_t kTickExamples = 2048;
 

@@ -104,10 +104,10 @@ void PlanLookAhead(const MemoryPlanInput& input, MemoryPlan* plan) {
                                std::max<std::uint64_t>(input.minibatch, FutureKeys::kTickExamples);
   const std::uint64_t both = plan->rows_bytes / 8;  // More would cost more than it gains.
   if (source >= both) return;
-  const std::uint64_t most = std::min({rows * FutureKeys::kBytesPerCachedRow, plan->rows_bytes / 12,
-                                       both - source, kMostFutureBytes});
-  // An eighth of what it should have tells of too few keys to be worth a second reading.
-  if (most < rows * FutureKeys::kBytesPerCachedRow / 8) return;
+  const std::uint64_t most =
+      std::min({rows * FutureKeys::kBytesPerCachedRow, both - source, kMostFutureBytes});
+  // A sixteenth of what it should have tells of too few keys to be worth a second reading.
+  if (most < rows * FutureKeys::kBytesPerCachedRow / 16) return;
   // In whole pages; of large ones no more than fit.
   const std::uint64_t future =
       most < kHugePageBytes ? HugeBuffer::SizeFor(most) : most / kHugePageBytes * kHugePageBytes;
