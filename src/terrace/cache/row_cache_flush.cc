@@ -60,24 +60,24 @@ Status RowCacheImpl::Peek(std::span<const Key> keys, std::span<std::byte* const>
 
 Status RowCacheImpl::FlushDirty() {
   MutexLock one_flush(&flush_mu_);
-  // What failed before comes first, because newer versions of its rows may follow.
-  TERRACE_RETURN_IF_ERROR(write_back_->Flush());
-  for (bool more = true; more;) {
-    MutexLock lock(&mu_);
-    more = SweepExpired(kSweepSlots);
-  }
   {
     MutexLock lock(&mu_);
     flushing_ = in_blocks_;
   }
-  const Status status = FlushWalk();
+  const Status status = FlushAll();
   MutexLock lock(&mu_);
   flushing_ = false;
   flushed_.NotifyAll();
   return status;
 }
 
-Status RowCacheImpl::FlushWalk() {
+Status RowCacheImpl::FlushAll() {
+  // What failed before comes first, because newer versions of its rows may follow.
+  TERRACE_RETURN_IF_ERROR(write_back_->Flush());
+  for (bool more = true; more;) {
+    MutexLock lock(&mu_);
+    more = SweepExpired(kSweepSlots);
+  }
   DirtyWalk walk;
   // A row that comes from here on was read from a store or is new.
   do {

@@ -160,6 +160,8 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   void PeekCached(std::size_t first, std::span<const Key> keys, std::span<std::byte* const> rows,
                   std::span<std::uint8_t> found, std::vector<std::size_t>* missing) const
       TERRACE_EXCLUDES(mu_);
+  // FlushDirty, while flushing_ tells of it.
+  Status FlushAll() TERRACE_EXCLUDES(mu_);
   // Copies the dirty rows of the walk's next part to the write buffers until they are full, and
   // waits for room there then. pinned: pinned ones too; cancellable: Abort ends it. Returns how
   // many there were; walk->next is then where to go on.
@@ -171,7 +173,6 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   std::uint64_t FindByHash(DirtyWalk* walk) const TERRACE_REQUIRES(mu_);
   std::uint64_t FindInMemory(DirtyWalk* walk) const TERRACE_REQUIRES(mu_);
   std::size_t AppendDirty(DirtyWalk* walk, std::uint64_t end) TERRACE_REQUIRES(mu_);
-  Status FlushWalk() TERRACE_EXCLUDES(mu_);
   // While stores of blocks take a flush, so that nothing else has them write a block again. Fails
   // after Abort. May release mu_.
   Status WaitForFlush() TERRACE_REQUIRES(mu_);

@@ -345,11 +345,15 @@ std::uint64_t GroupStore::MostWriteBytes(std::uint64_t rows, std::uint64_t in_or
 }
 
 std::uint64_t GroupStore::LikelyWriteBytes(std::uint64_t rows) const {
+  if (rows == 0) return 0;
   MutexLock lock(&mu_);
-  // Those of the blocks that rows of random hashes meet.
   const auto blocks = static_cast<double>(directory_.groups() + directory_.added());
-  const double met = blocks * -std::expm1(-static_cast<double>(rows) / blocks);
-  return inner_->LikelyWriteBytes(static_cast<std::uint64_t>(met));
+  // Rows come to random blocks, and writes go round them: a block that was written the share t of a
+  // round ago has been met with 1 - exp(-t oldest), where the rows make out `oldest`; the mean over
+  // t.
+  const double oldest = 2 * static_cast<double>(rows) / blocks;
+  const double met = blocks * (1 + std::expm1(-oldest) / oldest);
+  return inner_->LikelyWriteBytes(static_cast<std::uint64_t>(met) + 1);
 }
 
 }  // namespace terrace

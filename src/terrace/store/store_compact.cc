@@ -482,7 +482,7 @@ Status StoreImpl::CopyInputs(Compaction* round) {
                       compact_write_queue_.get());
   round->sources.resize(round->inputs.size());
   // Begins to read it. REQUIRES: what its lane held has been copied.
-  const auto open = [&](std::size_t s) {
+  const auto start = [&](std::size_t s) {
     CompactionInput& source = round->sources[s];
     source.file = round->inputs[s];
     source.cursor = std::make_unique<SectionCursor>(
@@ -495,13 +495,13 @@ Status StoreImpl::CopyInputs(Compaction* round) {
   constexpr int kJudge = 0, kCopy = 1;
   JudgedPart *next = &round->parts[0], *last = &round->parts[1];
   std::size_t opened = 0;
-  for (; opened + 1 < lanes; ++opened) open(opened);
+  for (; opened + 1 < lanes; ++opened) start(opened);
   for (std::size_t s = 0; s < round->sources.size(); ++s) {
     CompactionInput& source = round->sources[s];
     if (lanes == 1) {
       TERRACE_RETURN_IF_ERROR(CopyPart(round, *last));
       last->newest.clear();
-      open(opened++);
+      start(opened++);
     }
     while (!source.cursor->done()) {
       Status copied, judged;
@@ -522,7 +522,7 @@ Status StoreImpl::CopyInputs(Compaction* round) {
       TERRACE_RETURN_IF_ERROR(judged);
       std::swap(next, last);
       // The end of the source before is copied by now.
-      if (opened < std::min(s + lanes, round->sources.size())) open(opened++);
+      if (opened < std::min(s + lanes, round->sources.size())) start(opened++);
     }
     read_bytes_.fetch_add(source.cursor->bytes_read(), std::memory_order_relaxed);
   }

@@ -621,7 +621,7 @@ void AddCache(Builder* b) {
           [](Job & job, const std::string&) -> auto& { return job.cache.look_ahead; },
           {"auto", "off"},
           "Whether the log is read ahead of training once rows no longer fit in memory, so that "
-          "those that come again stay there; takes up to a twelfth of the memory of rows and "
+          "those that come again stay there; takes up to an eighth of the memory of rows and "
           "the time of a second reading. auto: where pipeline.depth is not 0."),
       "policy s3_fifo", [](const Job& job, const std::string&) {
         return job.cache.eviction.type == EvictionType::kS3Fifo;
@@ -647,7 +647,8 @@ void AddRest(Builder* b) {
       [](Job & job, const std::string&) -> auto& { return job.checkpoint.final_seconds; },
       {0, 86400},
       "What the checkpoint after a signal may take at the write rate that was seen; rows in memory "
-      "that would take longer are written ahead.");
+      "that would take longer are written ahead. By group the blocks are read first, which takes "
+      "about as long again.");
   OrNull(b->Whole(
       "metrics.every_examples",
       [](Job & job, const std::string&) -> auto& { return job.metrics.every_examples; }, 0, kMax64,
