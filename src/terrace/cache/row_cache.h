@@ -29,7 +29,8 @@ struct RowCacheOptions {
       0;  // For rows, their metadata, hash map and the write buffer, all together.
   EvictionOptions eviction;
   // Rows of the keys that it knows to come soon are evicted last, by kS3Fifo, and rows lie in the
-  // stores' files in the order in which they come. Borrowed; null: nothing is known.
+  // files of stores without blocks in the order in which they come. Borrowed; null: nothing is
+  // known.
   const FutureKeys* future = nullptr;
   std::uint64_t flush_bytes = std::uint64_t{16}
                               << 20;  // Dirty rows that leave together; larger: better writes.
@@ -120,8 +121,9 @@ class RowCache {
   // created when they exist nowhere: PinnedRows::Wait says when they are. Reserves the memory of
   // all these first and waits for earlier sets to be released until there is enough; none is pinned
   // meanwhile, rows of another table's cache may be. Blocks: on that wait, on writes when the write
-  // buffers are full. kOutOfMemory at once: more than MaxPinnedRows(). After Abort(): its cause.
-  // After a failed write-back: its failure, until FlushDirty has overcome it. On error, no change.
+  // buffers are full, on a FlushDirty over stores of blocks before it evicts. kOutOfMemory at once:
+  // more than MaxPinnedRows(). After Abort(): its cause. After a failed write-back: its failure,
+  // until FlushDirty has overcome it. On error, no change.
   virtual Result<PinnedRows> StartPin(std::span<const Key> keys) = 0;
   // StartPin and Wait.
   Result<PinnedRows> Pin(std::span<const Key> keys);
@@ -138,16 +140,17 @@ class RowCache {
   // dirty; the next call tries again what failed before.
   virtual Status FlushDirty() = 0;
   // Has up to `rows` dirty rows that nobody pins written, going on where the last call ended, so
-  // that FlushDirty has less to do. Blocks: on writes when the write buffers are full. From the
+  // that FlushDirty has less to do. Blocks: as StartPin, on writes and on a FlushDirty. From the
   // thread of the pins. Fails as StartPin does.
   virtual Status WriteAhead(std::uint64_t rows) = 0;
   // An upper bound of the bytes that FlushDirty would write now; and about how many it would.
   virtual std::uint64_t dirty_bytes() const = 0;
   virtual std::uint64_t likely_dirty_bytes() const = 0;
 
-  // Changes the limit. Smaller: evicts, and gives arena chunks back to the system. Blocks: on
-  // writes. kOutOfMemory: pinned rows hold more; the next Pin waits for them to leave and reaches
-  // the limit. kInvalidArgument: too small to work with; nothing changed.
+  // Changes the limit. Smaller: evicts, and gives arena chunks back to the system. Blocks: as
+  // StartPin, on writes and on a FlushDirty, which Abort ends. kOutOfMemory: pinned rows hold more;
+  // the next Pin waits for them to leave and reaches the limit. kInvalidArgument: too small to work
+  // with; nothing changed.
   virtual Status SetCapacity(std::uint64_t capacity_bytes) = 0;
 
   // Ends Pin's waits with `cause`; Pin fails from now on. FlushDirty still works, so that an

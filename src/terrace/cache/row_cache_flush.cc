@@ -78,11 +78,12 @@ Status RowCacheImpl::FlushAll() {
     MutexLock lock(&mu_);
     more = SweepExpired(kSweepSlots);
   }
+  SyncPoint::Hit("cache.flush.before_walk");
   DirtyWalk walk;
   // A row that comes from here on was read from a store or is new.
   do {
     TERRACE_RETURN_IF_ERROR(FlushPart(&walk, /*pinned=*/true, /*cancellable=*/false).status());
-  } while (walk.next != 0);
+  } while (!walk.ended());
   SyncPoint::Hit("cache.flush.before_write");
   TERRACE_RETURN_IF_ERROR(write_back_->Flush());
   SyncPoint::Hit("cache.flush.after_write");
@@ -95,20 +96,20 @@ Status RowCacheImpl::WaitForFlush() {
 }
 
 Status RowCacheImpl::WriteAhead(std::uint64_t rows) {
-  {
-    MutexLock lock(&mu_);
-    TERRACE_RETURN_IF_ERROR(WaitForFlush());
-  }
   const std::uint64_t begin = ahead_.next;
   std::uint64_t done = 0;
   // Once around at most: to the end, and from there to where it began.
-  for (bool to_end = true; done < rows;) {
+  for (bool to_end = true; done < rows && (to_end || ahead_.next < begin);) {
+    {
+      MutexLock lock(&mu_);
+      TERRACE_RETURN_IF_ERROR(WaitForFlush());
+    }
     TERRACE_ASSIGN_OR_RETURN(const std::uint64_t some,
                              FlushPart(&ahead_, /*pinned=*/false, /*cancellable=*/true));
     done += some;
-    const bool ended = ahead_.next == 0;
-    if (to_end ? ended && begin == 0 : ended || ahead_.next >= begin) break;
-    to_end = to_end && !ended;
+    if (!ahead_.ended()) continue;
+    if (!to_end) break;
+    to_end = false;
   }
   return write_back_->WriteNow();
 }
@@ -128,8 +129,8 @@ std::uint64_t RowCacheImpl::FindByHash(DirtyWalk* walk) const {
     PrefetchRead(&arena_.entry(id), sizeof(Entry));
     walk->part.push_back({0, id});
   });
-  std::erase_if(walk->part, [&](DirtyWalk::Row& row) {
-    row.place = MixKey(arena_.entry(row.id).key);
+  for (DirtyWalk::Row& row : walk->part) row.place = MixKey(arena_.entry(row.id).key);
+  std::erase_if(walk->part, [&](const DirtyWalk::Row& row) {
     return row.place < walk->next || row.place > end - 1;
   });
   std::sort(walk->part.begin(), walk->part.end(),
@@ -200,12 +201,16 @@ std::uint64_t RowCacheImpl::dirty_bytes() const {
   // of each store, which has its share of the rows.
   const std::uint64_t writes =
       (rows + appended) / write_back_->buffer_rows() + 3 * (write_back_->hot_apart() ? 2 : 1);
-  return MostWriteBytes(stores_, rows + appended, rows, writes);
+  // Evictions before the flush may bring them, in any order.
+  const std::uint64_t others = appended + std::min(rows, write_back_->most_rows() - appended);
+  return MostWriteBytes(stores_, rows + appended, rows + appended - others, writes);
 }
 
 std::uint64_t RowCacheImpl::likely_dirty_bytes() const {
-  return LikelyWriteBytes(stores_, dirty_rows_.load(std::memory_order_relaxed)) +
-         MostWriteBytes(stores_, write_back_->unwritten_rows(), 0, 1);
+  const std::uint64_t rows = dirty_rows_.load(std::memory_order_relaxed);
+  const std::uint64_t appended = write_back_->unwritten_rows();
+  return (rows == 0 ? 0 : LikelyWriteBytes(stores_, rows)) +
+         (appended == 0 ? 0 : MostWriteBytes(stores_, appended, 0, 1));
 }
 
 }  // namespace terrace

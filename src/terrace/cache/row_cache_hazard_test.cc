@@ -670,6 +670,43 @@ TEST_P(Concurrency, PinAheadWhileTrainingFlushingAndPeeking) {
   }
 }
 
+// Rows that are evicted while a flush begins fill the write buffers, and it waits for room before
+// it can do anything: it does not take that for its end.
+TEST_P(SyncPoints, AFlushThatFindsNoRoomIsNotOver) {
+  for (const bool blocks : {false, true}) {
+    Fixture fixture(GetParam(), kSmall, /*background=*/true);
+    fixture.options.flush_bytes = 10 * (kRowBytes + 40);  // Three buffers of ten rows.
+    fixture.options.hot_apart = false;
+    if (blocks) fixture.stores[0]->SetInBlocks();
+    ASSERT_TRUE(fixture.Open().ok());
+    RowCache& cache = *fixture.cache;
+    FakeStore& store = *fixture.stores[0];
+    const std::size_t all = cache.MaxPinnedRows();
+    TrainRange(&cache, 0, all);
+    static FakeStore* held_store;
+    static RowCache* evicting_cache;
+    held_store = &store;
+    evicting_cache = blocks ? nullptr : &cache;  // Over blocks no eviction runs beside it.
+    SyncPoint::Arm([](std::string_view name) {
+      if (name != "cache.flush.before_walk") return;
+      held_store->HoldWrites();
+      if (evicting_cache != nullptr) TrainRange(evicting_cache, 1'000'000, 30);
+    });
+    Thread release("release", ThreadPriority::kNormal, [&] {
+      store.WaitForHeldWrite();
+      // However soon it lets go, the flush has to write all rows.
+      for (int i = 0; i < 10'000; ++i) std::this_thread::yield();
+      store.LetGo();
+    });
+    const Status flushed = cache.FlushDirty();
+    SyncPoint::Arm(nullptr);
+    release.Join();
+    ASSERT_TRUE(flushed.ok()) << flushed.ToString();
+    EXPECT_EQ(cache.stats().dirty_rows, 0u);
+    for (Key key = 0; key < all; ++key) ASSERT_EQ(fixture.Stored(key), TrainedRow(key, 1)) << key;
+  }
+}
+
 // The names that a crash test arms.
 TEST_P(SyncPoints, AreHit) {
   static std::atomic<int> before_write, after_write, before_read, evict, flush;

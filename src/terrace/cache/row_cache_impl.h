@@ -44,8 +44,10 @@ struct DirtyWalk {
     std::uint64_t place;  // Hash, or number of the entry.
     EntryId id;
   };
-  std::uint64_t next = 0;  // Smaller places were visited; 0 after the largest.
-  std::vector<Row> part;   // Those that are visited next, in order.
+  std::uint64_t next = 0;  // Smaller places were visited; 0 after the largest too.
+  std::vector<Row> part;   // What is left to do at `next` when the buffers were full.
+
+  bool ended() const { return next == 0 && part.empty(); }
 };
 
 class RowCacheImpl final : public RowCache, public RowHolder {
@@ -164,7 +166,7 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   Status FlushAll() TERRACE_EXCLUDES(mu_);
   // Copies the dirty rows of the walk's next part to the write buffers until they are full, and
   // waits for room there then. pinned: pinned ones too; cancellable: Abort ends it. Returns how
-  // many there were; walk->next is then where to go on.
+  // many there were; the walk is then where to go on.
   Result<std::uint64_t> FlushPart(DirtyWalk* walk, bool pinned, bool cancellable)
       TERRACE_EXCLUDES(mu_);
   // Its halves. The part's rows, and the place at which it ends, 0: the last; then their way into
@@ -173,7 +175,7 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   std::uint64_t FindByHash(DirtyWalk* walk) const TERRACE_REQUIRES(mu_);
   std::uint64_t FindInMemory(DirtyWalk* walk) const TERRACE_REQUIRES(mu_);
   std::size_t AppendDirty(DirtyWalk* walk, std::uint64_t end) TERRACE_REQUIRES(mu_);
-  // While stores of blocks take a flush, so that nothing else has them write a block again. Fails
+  // While stores of blocks take a flush, so that no eviction has them write a block again. Fails
   // after Abort. May release mu_.
   Status WaitForFlush() TERRACE_REQUIRES(mu_);
 

@@ -122,6 +122,9 @@ class WriteBack {
   WriteBackTimes times() const TERRACE_EXCLUDES(mu_);
   std::uint64_t bytes() const { return bytes_; }
   std::uint32_t buffer_rows() const { return options_.buffer_rows; }
+  std::uint64_t most_rows() const {  // Unwritten ones.
+    return BufferCount(options_.background, options_.hot_apart) * options_.buffer_rows;
+  }
   bool hot_apart() const { return options_.hot_apart; }
 
  private:

@@ -482,7 +482,7 @@ Status StoreImpl::CopyInputs(Compaction* round) {
                       compact_write_queue_.get());
   round->sources.resize(round->inputs.size());
   // Begins to read it. REQUIRES: what its lane held has been copied.
-  const auto start = [&](std::size_t s) {
+  const auto start = [&](std::size_t s) TERRACE_REQUIRES(compact_mu_) {
     CompactionInput& source = round->sources[s];
     source.file = round->inputs[s];
     source.cursor = std::make_unique<SectionCursor>(
