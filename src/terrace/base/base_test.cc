@@ -41,6 +41,23 @@ TEST(Ids, ShardsAreBalanced) {
   for (std::uint64_t count : counts) EXPECT_NEAR(static_cast<double>(count), 100000, 2000);
 }
 
+TEST(Hashes, RangesBeginAtTheirFirstHash) {
+  constexpr std::uint64_t kLast = ~std::uint64_t{0};
+  for (const std::uint64_t parts : {std::uint64_t{1}, std::uint64_t{2}, std::uint64_t{3},
+                                    std::uint64_t{1000}, (std::uint64_t{1} << 36) - 5, kLast}) {
+    EXPECT_EQ(FirstHashOf(0, parts), 0u);
+    EXPECT_EQ(RangeOfHash(kLast, parts), parts - 1);
+    Rng rng(parts);
+    for (int i = 0; i < 1000; ++i) {
+      const std::uint64_t range = rng.Below(parts);
+      const std::uint64_t first = FirstHashOf(range, parts);
+      ASSERT_EQ(RangeOfHash(first, parts), range);
+      if (range == 0) continue;
+      ASSERT_EQ(RangeOfHash(first - 1, parts), range - 1);
+    }
+  }
+}
+
 TEST(Units, BytesReadAndWritten) {
   EXPECT_EQ(ParseBytes("2GiB"), std::uint64_t{2} << 30);
   EXPECT_EQ(ParseBytes("1.5 KB"), 1500u);

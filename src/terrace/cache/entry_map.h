@@ -72,7 +72,7 @@ class EntryMap {
       // Who found its home full lies beyond it.
       if (seen >= end - first && line.passed == 0) break;
     }
-    return end == line_count_ ? 0 : FirstHash(end);
+    return end == line_count_ ? 0 : FirstHashOf(end, line_count_);
   }
 
   // REQUIRES: the key is not in the map, and size() < capacity_rows().
@@ -92,14 +92,7 @@ class EntryMap {
   };
   static_assert(sizeof(Line) == 64);
 
-  std::uint64_t Home(std::uint64_t hash) const {
-    return static_cast<std::uint64_t>((static_cast<Uint128>(hash) * line_count_) >> 64);
-  }
-  // The least hash whose home this is.
-  std::uint64_t FirstHash(std::uint64_t place) const {
-    const Uint128 scaled = (static_cast<Uint128>(place) << 64) + line_count_ - 1;
-    return static_cast<std::uint64_t>(scaled / line_count_);
-  }
+  std::uint64_t Home(std::uint64_t hash) const { return RangeOfHash(hash, line_count_); }
   std::uint64_t Next(std::uint64_t place) const { return place + 1 == line_count_ ? 0 : place + 1; }
   // From all bits of the hash, because high ones choose the line and low ones are equal on a node.
   static std::uint8_t Tag(std::uint64_t hash) {

@@ -123,9 +123,7 @@ class FutureKeys {
   };
 
   FutureKeys(HugeBuffer memory, std::uint64_t lines);
-  Lines& LinesOf(std::uint64_t hash) const {
-    return lines_[static_cast<std::uint64_t>((static_cast<Uint128>(hash) * line_count_) >> 64)];
-  }
+  Lines& LinesOf(std::uint64_t hash) const { return lines_[RangeOfHash(hash, line_count_)]; }
   // Of all bits, because high ones choose the line. Never 0.
   static std::uint64_t MarkOf(std::uint64_t hash) {
     const std::uint64_t mark = (hash * 0xd6e8feb86659fd93ULL) >> 48;

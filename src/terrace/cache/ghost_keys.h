@@ -47,7 +47,7 @@ class GhostKeys {
   using Segment = std::array<Line, kLines>;
 
   Line* LineOf(std::uint64_t hash) const {
-    const auto line = static_cast<std::uint64_t>((static_cast<Uint128>(hash) * line_count_) >> 64);
+    const std::uint64_t line = RangeOfHash(hash, line_count_);
     return &(*segments_[line / kLines])[line % kLines];
   }
   // Of all bits, because high ones choose the line and low ones are equal on a node. Never 0.

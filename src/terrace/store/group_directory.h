@@ -25,14 +25,9 @@ class GroupDirectory {
   static constexpr std::uint64_t kMostGroups = std::uint64_t{1} << 36;
 
   std::uint64_t groups() const { return groups_; }
-  std::uint64_t GroupOf(std::uint64_t hash) const {
-    return static_cast<std::uint64_t>((static_cast<Uint128>(hash) * groups_) >> 64);
-  }
+  std::uint64_t GroupOf(std::uint64_t hash) const { return RangeOfHash(hash, groups_); }
   // Where the first block of a group starts.
-  std::uint64_t FirstStart(std::uint64_t group) const {
-    const Uint128 scaled = (static_cast<Uint128>(group) << 64) + groups_ - 1;
-    return static_cast<std::uint64_t>(scaled / groups_);
-  }
+  std::uint64_t FirstStart(std::uint64_t group) const { return FirstHashOf(group, groups_); }
   // Where the block starts that a hash lies in.
   std::uint64_t StartOf(std::uint64_t hash) const {
     const std::uint64_t first = FirstStart(GroupOf(hash));

@@ -65,8 +65,7 @@ AdmissionFilter::AdmissionFilter(std::uint64_t table_hash, const AdmissionSpec& 
 
 AdmissionFilter::Place AdmissionFilter::PlaceOf(Key key) const {
   const std::uint64_t hash = HashCombine(kStream, key);
-  const auto block = static_cast<std::uint64_t>((static_cast<Uint128>(hash) * blocks_) >> 64);
-  return {block, MixKey(hash)};
+  return {RangeOfHash(hash, blocks_), MixKey(hash)};
 }
 
 std::uint32_t AdmissionFilter::CellBit(const Place& place, int row) const {
