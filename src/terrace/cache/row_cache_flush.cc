@@ -116,36 +116,37 @@ Status RowCacheImpl::WriteAhead(std::uint64_t rows) {
 
 std::uint64_t RowCacheImpl::FindDirty(DirtyWalk* walk, bool pinned) const {
   walk->part.clear();
-  const std::uint64_t end = in_blocks_ ? FindByHash(walk) : FindInMemory(walk);
-  std::erase_if(walk->part, [&](const DirtyWalk::Row& row) {
-    Entry& entry = arena_.entry(row.id);
-    return !IsDirty(entry) || (entry.pins > 0 && !pinned);
-  });
-  return end;
+  const auto is_wanted = [pinned](Entry& entry) {
+    return IsDirty(entry) && (entry.pins == 0 || pinned);
+  };
+  return in_blocks_ ? FindByHash(walk, is_wanted) : FindInMemory(walk, is_wanted);
 }
 
-std::uint64_t RowCacheImpl::FindByHash(DirtyWalk* walk) const {
+template <typename IsWanted>
+std::uint64_t RowCacheImpl::FindByHash(DirtyWalk* walk, const IsWanted& is_wanted) const {
   const std::uint64_t end = map_.VisitFrom(walk->next, kFlushLines, [&](EntryId id) {
     PrefetchRead(&arena_.entry(id), sizeof(Entry));
     walk->part.push_back({0, id});
   });
   for (DirtyWalk::Row& row : walk->part) row.place = MixKey(arena_.entry(row.id).key);
   std::erase_if(walk->part, [&](const DirtyWalk::Row& row) {
-    return row.place < walk->next || row.place > end - 1;
+    return row.place < walk->next || row.place > end - 1 || !is_wanted(arena_.entry(row.id));
   });
   std::sort(walk->part.begin(), walk->part.end(),
             [](const DirtyWalk::Row& a, const DirtyWalk::Row& b) { return a.place < b.place; });
   return end;
 }
 
-std::uint64_t RowCacheImpl::FindInMemory(DirtyWalk* walk) const {
+template <typename IsWanted>
+std::uint64_t RowCacheImpl::FindInMemory(DirtyWalk* walk, const IsWanted& is_wanted) const {
   std::uint32_t chunk = arena_.chunk_of(static_cast<EntryId>(walk->next));
   std::uint32_t slot = arena_.slot_of(static_cast<EntryId>(walk->next));
   if (chunk < arena_.chunk_numbers() && arena_.present(chunk)) {
     const std::uint32_t touched = arena_.touched(chunk);
     for (const std::uint32_t end = std::min(touched, slot + kFlushSlots); slot < end; ++slot) {
       const EntryId id = arena_.id(chunk, slot);
-      if (arena_.entry(id).place >= kHeld) walk->part.push_back({id, id});
+      Entry& entry = arena_.entry(id);
+      if (entry.place >= kHeld && is_wanted(entry)) walk->part.push_back({id, id});
     }
     if (slot < touched) return arena_.id(chunk, slot);
   }

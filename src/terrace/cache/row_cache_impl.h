@@ -172,8 +172,11 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   // Its halves. The part's rows, and the place at which it ends, 0: the last; then their way into
   // the buffers. The part is empty if all have gone it.
   std::uint64_t FindDirty(DirtyWalk* walk, bool pinned) const TERRACE_REQUIRES(mu_);
-  std::uint64_t FindByHash(DirtyWalk* walk) const TERRACE_REQUIRES(mu_);
-  std::uint64_t FindInMemory(DirtyWalk* walk) const TERRACE_REQUIRES(mu_);
+  template <typename IsWanted>
+  std::uint64_t FindByHash(DirtyWalk* walk, const IsWanted& is_wanted) const TERRACE_REQUIRES(mu_);
+  template <typename IsWanted>
+  std::uint64_t FindInMemory(DirtyWalk* walk, const IsWanted& is_wanted) const
+      TERRACE_REQUIRES(mu_);
   std::size_t AppendDirty(DirtyWalk* walk, std::uint64_t end) TERRACE_REQUIRES(mu_);
   // While stores of blocks take a flush, so that no eviction has them write a block again. Fails
   // after Abort. May release mu_.
