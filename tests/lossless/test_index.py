@@ -50,6 +50,22 @@ def test_groups_change_nothing(terrace, workspace, job, reference, expected):
     assert 0 < older <= summary["ssd"]["checkpoint_only_bytes"]
 
 
+@pytest.mark.parametrize("seconds", [0, 3600])
+def test_a_checkpoint_writes_each_block_once(terrace, workspace, job, reference, seconds):
+    """With memory for all rows, at the end or also ahead of it: their blocks, not a block for each row."""
+    run = harness.Run(terrace, workspace, job, **by_group(**{"memory.budget": jobs.LARGE_BUDGET, "checkpoint.every_batches": 0,
+                                                             "pipeline.depth": 0, "training.batch": 256,
+                                                             "checkpoint.final_seconds": seconds}))
+    run.train().expect(0)
+    summary = run.summary()
+    assert summary["cache"]["evictions"] == 0
+    harness.assert_same(reference, run.result(), f"by group, checkpoint.final_seconds {seconds}")
+    if seconds > 0:
+        assert summary["ssd"]["write_bytes"] < 1.2 * summary["ssd"]["live_bytes"]
+    else:
+        assert summary["ssd"]["write_bytes"] > 1.2 * summary["ssd"]["live_bytes"], "rows are to be written ahead"
+
+
 def test_killed_by_group(terrace, workspace, job, reference, sample_seed):
     rng = random.Random(sample_seed)
     print(f"--sample-seed {sample_seed}")

@@ -242,6 +242,25 @@ TEST(GroupStore, WritesTakeWhatIsSaid) {
   }
 }
 
+// A first write meets blocks more evenly than those that go round them, and divides some: it takes
+// up to a third more than was estimated.
+TEST(GroupStore, WritesTakeAboutWhatIsLikely) {
+  for (const std::uint64_t rows : {300u, 1000u, 3000u, 10'000u}) {
+    MemoryFileSystem memory;
+    StoreOptions options = StoreHarness::TinyGroupOptions();
+    options.expected_rows = 10'000;
+    options.io_buffer_bytes = 8 << 20;
+    StoreHarness harness(&memory, kQuota, options);
+    TERRACE_ASSERT_OK(harness.Create());
+    EXPECT_EQ(harness.store()->LikelyWriteBytes(0), 0u);
+    const auto likely = static_cast<double>(harness.store()->LikelyWriteBytes(rows));
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, rows)));
+    const auto written = static_cast<double>(harness.store()->stats().write_bytes);
+    EXPECT_GT(likely, written * 2 / 3) << rows << " rows";
+    EXPECT_LT(likely, written * 1.1) << rows << " rows";
+  }
+}
+
 // Twenty times the rows that were expected: a key still costs one block, and memory grows by what
 // the blocks take.
 TEST(GroupStore, MoreRowsThanExpected) {
