@@ -79,10 +79,6 @@ class NullStore final : public Store {
                                std::uint64_t /*writes*/) const override {
     return rows * row_bytes_;
   }
-  std::uint64_t LikelyWriteBytes(std::uint64_t rows) const override {
-    return MostWriteBytes(rows, rows, 1);
-  }
-  bool in_blocks() const override { return false; }
   std::uint64_t LeastFileRows() const override { return 1; }
   void Finish() override {}
   Status background_status() const override { return OkStatus(); }

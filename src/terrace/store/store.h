@@ -308,10 +308,12 @@ class Store {
   virtual std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t in_order,
                                        std::uint64_t writes) const = 0;
   // About what many rows take on disk that come in that order.
-  virtual std::uint64_t LikelyWriteBytes(std::uint64_t rows) const = 0;
+  virtual std::uint64_t LikelyWriteBytes(std::uint64_t rows) const {
+    return MostWriteBytes(rows, rows, 1);
+  }
   // Rows of near hashes lie in blocks that are written whole: those that are written in the order
   // of hashes cost least. Else rows lie as they are given to a write.
-  virtual bool in_blocks() const = 0;
+  virtual bool in_blocks() const { return false; }
   // Rows that a write has to bring lest its files be small ones, which compaction merges with
   // others soon. ~0: what a write brings is not what its files hold, or nothing is written.
   virtual std::uint64_t LeastFileRows() const = 0;

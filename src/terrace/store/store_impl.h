@@ -98,10 +98,6 @@ class StoreImpl final : public Store {
   std::uint64_t index_bytes() const override;
   std::uint64_t MostWriteBytes(std::uint64_t rows, std::uint64_t in_order,
                                std::uint64_t writes) const override;
-  std::uint64_t LikelyWriteBytes(std::uint64_t rows) const override {
-    return MostWriteBytes(rows, rows, 1);
-  }
-  bool in_blocks() const override { return false; }
   std::uint64_t LeastFileRows() const override;
   void Finish() override;
   Status background_status() const override;

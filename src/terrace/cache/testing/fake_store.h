@@ -45,9 +45,6 @@ class FakeStore final : public Store {
                                std::uint64_t writes) const override {
     return rows * (row_bytes_ + 64) + writes * 16384;
   }
-  std::uint64_t LikelyWriteBytes(std::uint64_t rows) const override {
-    return MostWriteBytes(rows, rows, 1);
-  }
   bool in_blocks() const override { return in_blocks_; }
   std::uint64_t LeastFileRows() const override { return 1; }
   void Finish() override {}
