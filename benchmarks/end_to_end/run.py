@@ -95,6 +95,7 @@ class Trainer:
     def __init__(self, options):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="terrace-bench-", dir=options.scratch))
         self.binary = options.binary
+        self.settings = [argument for setting in options.set for argument in ("--set", setting)]
         self.count = 0
 
     def train(self, job, threads, keep=False):
@@ -103,7 +104,7 @@ class Trainer:
         path = self.folder / f"run{self.count}.yaml"
         path.write_text(yaml.safe_dump({**job, "output": str(run)}, sort_keys=False))
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        execute(bound([self.binary, "train", path], threads))
+        execute(bound([self.binary, "train", path, *self.settings], threads))
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         summary = json.loads((run / "summary.json").read_text())
         # Of all threads, the kernel's part in it too.
@@ -246,9 +247,9 @@ def curve(options):
     results = []
     print(f"machine: {machine()}")
     print(f"Zipf 1.05, 26 slots, minibatch 2048, {options.hidden[0]}, {options.threads[-1]} threads, index {options.index}, look-ahead "
-          f"{options.look_ahead}; "
+          f"{options.look_ahead}{''.join(', ' + setting for setting in options.set)}; "
           f"examples/s: the median of {options.repeats} runs (least..most), the other figures of that run")
-    print(f"{'dim':>4} {'model/budget':>12} {'budget':>9} {'examples/s':>27} {'share':>6} {'hits':>6} {'read':>9} {'written':>9} "
+    print(f"{'dim':>4} {'model/budget':>12} {'budget':>9} {'examples/s':>27} {'share':>6} {'whole run':>9} {'hits':>6} {'read':>9} {'written':>9} "
           f"{'index B/key':>11} {'peak':>9} {'cores busy':>10} {'reads/s':>8}")
     try:
         for dim in options.dims:
@@ -295,7 +296,7 @@ def curve_point(options, trainer, dim, ratio, model_bytes, table):
 
 def print_point(row):
     print(f"{row['dim']:>4} {row['ratio']:>12.2f} {row['budget_bytes'] / GIB:>5.2f} GiB "
-          f"{row['rate']:>9,.0f} ({row['rates'][0]:,.0f}..{row['rates'][-1]:,.0f}) {100 * row['share']:>4.0f} % "
+          f"{row['rate']:>9,.0f} ({row['rates'][0]:,.0f}..{row['rates'][-1]:,.0f}) {100 * row['share']:>4.0f} % {row['whole_run']:>9,.0f} "
           f"{100 * row['hit_rate']:>4.1f} % {row['ssd']['read_bytes'] / GIB:>5.1f} GiB {row['ssd']['write_bytes'] / GIB:>5.1f} GiB "
           f"{row['index_bytes_per_key']:>11.1f} {row['peak_bytes'] / GIB:>5.2f} GiB {100 * row['cores_busy']:>8.0f} % "
           f"{row['read_requests_per_second']:>8,.0f}", flush=True)
@@ -363,6 +364,7 @@ def main():
         command.add_argument("--scratch", default=None, help="folder of the runs (default: the system's temporary one)")
         command.add_argument("--output", help="JSON file for all figures")
         command.add_argument("--binary", type=pathlib.Path, default=TERRACE, help="another build, to compare with")
+        command.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="of the job of each run, as of terrace train")
         command.add_argument("--repeats", type=int, default=3)
         command.add_argument("--seed", type=int, help="of model and log (default: another one each time, printed)")
         if name == "peers":
