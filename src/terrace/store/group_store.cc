@@ -18,9 +18,8 @@ namespace {
 // Keys looked up under one hold of the lock.
 constexpr std::size_t kLookUpBatch = 2048;
 constexpr std::uint64_t kLeastPartBlocks = 4;
-constexpr std::uint64_t kLeastFileBytes = 1 << 20;
 
-// The inner store's three buffers, those of blocks that are read, read again and made, and a
+// The inner store's three buffers, those of blocks that are read and of two parts of a write, and a
 // smaller one, in the room of three.
 std::uint64_t BufferBytes(const StoreOptions& options) { return options.io_buffer_bytes / 7 * 3; }
 
@@ -28,9 +27,6 @@ StoreOptions InnerOptions(const StoreOptions& options) {
   StoreOptions inner = options;
   inner.row_bytes = GroupLayout::Of(options.row_bytes).block_bytes;
   inner.io_buffer_bytes = BufferBytes(options);
-  // A part of a write is a file: one that the store takes for a small one is written again soon.
-  inner.file_bytes =
-      std::min(options.file_bytes, std::max(kLeastFileBytes, 3 * inner.io_buffer_bytes));
   inner.expiry = nullptr;  // It knows of blocks only.
   return inner;
 }
@@ -125,8 +121,11 @@ Status GroupStore::Allocate() {
   }
   if (options_.read_only) return OkStatus();
   MutexLock lock(&stage_mu_);
-  TERRACE_ASSIGN_OR_RETURN(old_blocks_, HugeBuffer::Allocate(bytes));
-  TERRACE_ASSIGN_OR_RETURN(new_blocks_, HugeBuffer::Allocate(bytes));
+  stage_workers_ = std::make_unique<WorkerGroup>(
+      "store-merge", options_.background_compaction ? 2 : 1, nullptr, ThreadPriority::kYielding);
+  for (WritePart& part : parts_) {
+    TERRACE_ASSIGN_OR_RETURN(part.buffer, HugeBuffer::Allocate(bytes));
+  }
   // What is read of staged files lies in runs.
   constexpr std::uint64_t kMostPendingBytes = 256 << 10;
   TERRACE_ASSIGN_OR_RETURN(pending_buffer_,
@@ -341,7 +340,9 @@ std::uint64_t GroupStore::MostWriteBytes(std::uint64_t rows, std::uint64_t in_or
                        (blocks > others / writes ? others : blocks * writes) +
                        2 * rows / layout_.most_rows + 2 * writes;
   if (options_.expiry != nullptr) most = 2 * most + writes * part_blocks_;
-  return inner_->MostWriteBytes(most, 0, most / part_blocks_ + 2 * writes);
+  // While it is written, a file has the space of as many blocks as it may hold.
+  const std::uint64_t file_blocks = inner_->rows_per_file();
+  return inner_->MostWriteBytes(most + file_blocks, 0, most / file_blocks + 1 + writes);
 }
 
 std::uint64_t GroupStore::LikelyWriteBytes(std::uint64_t rows) const {

@@ -21,6 +21,7 @@
 
 #include "terrace/base/memory.h"
 #include "terrace/base/mutex.h"
+#include "terrace/base/thread.h"
 #include "terrace/store/group_block.h"
 #include "terrace/store/group_directory.h"
 #include "terrace/store/group_filter.h"
@@ -79,6 +80,13 @@ class GroupStore final : public Store {
     std::size_t begin, end;
     bool learns;  // Its keys would tell the filter of its group all that it is to know.
   };
+  // What a write changes at a time: of two parts one is read while the other one is merged and
+  // written.
+  struct WritePart {
+    std::vector<BlockKeys> blocks;    // As many as the buffer holds, ascending.
+    std::vector<std::uint8_t> found;  // (blocks) Those that are there, in the buffer.
+    HugeBuffer buffer;
+  };
   class Staged;  // A write whose blocks are staged.
   class BlockWriter;
 
@@ -127,17 +135,19 @@ class GroupStore final : public Store {
   // returns how many it leaves out because they may go.
   std::size_t Merge(const BlockView* block, std::span<const SortedKey> news,
                     std::span<const std::byte* const> rows, std::vector<BlockRow>* merged) const;
-  // Merges blocks, at most as many as a buffer holds, with the keys that `news_of` says of each,
-  // and writes those that change.
-  Status WriteBlocks(std::span<const std::uint64_t> starts,
-                     const std::function<std::span<const SortedKey>(std::size_t)>& news_of,
-                     std::span<const std::byte* const> rows, BlockWriter* out)
-      TERRACE_REQUIRES(stage_mu_) TERRACE_EXCLUDES(mu_, publish_mu_);
-  // The newest of these blocks (ascending), staged ones included, into old_blocks_.
-  Status ReadNewest(std::span<const std::uint64_t> starts, std::span<std::uint8_t> found)
-      TERRACE_REQUIRES(stage_mu_) TERRACE_EXCLUDES(mu_, publish_mu_);
-  Status ReadPending(std::span<const std::uint64_t> starts, std::span<std::uint8_t> found)
-      TERRACE_REQUIRES(stage_mu_) TERRACE_EXCLUDES(mu_, publish_mu_);
+  // Merges the blocks of each part that `plan` makes, until it makes an empty one, with the keys of
+  // `order` that it says of them, and writes those that change.
+  Status WriteParts(const std::function<void(std::vector<BlockKeys>*)>& plan,
+                    std::span<const SortedKey> order, std::span<const std::byte* const> rows,
+                    BlockWriter* out) TERRACE_REQUIRES(stage_mu_)
+      TERRACE_EXCLUDES(mu_, publish_mu_);
+  Status MergePart(const WritePart& part, std::span<const SortedKey> order,
+                   std::span<const std::byte* const> rows, BlockWriter* out)
+      TERRACE_EXCLUDES(mu_, publish_mu_);
+  // The newest of its blocks, staged ones included. Beside a MergePart of the other one.
+  Status ReadPart(WritePart* part) TERRACE_REQUIRES(stage_mu_) TERRACE_EXCLUDES(mu_, publish_mu_);
+  Status ReadPending(WritePart* part) TERRACE_REQUIRES(stage_mu_)
+      TERRACE_EXCLUDES(mu_, publish_mu_);
   // Looks for rows that may go in up to so many further blocks, from where the last call ended.
   Status Sweep(std::size_t blocks, BlockWriter* out) TERRACE_REQUIRES(stage_mu_)
       TERRACE_EXCLUDES(mu_, publish_mu_);
@@ -163,8 +173,9 @@ class GroupStore final : public Store {
   HugeBuffer read_blocks_ TERRACE_GUARDED_BY(read_mu_);
 
   Mutex stage_mu_;
-  HugeBuffer old_blocks_ TERRACE_GUARDED_BY(stage_mu_);
-  HugeBuffer new_blocks_ TERRACE_GUARDED_BY(stage_mu_);
+  WritePart parts_[2] TERRACE_GUARDED_BY(stage_mu_);
+  // One merges and writes while the other reads; only one where nothing is done in the background.
+  std::unique_ptr<WorkerGroup> stage_workers_ TERRACE_GUARDED_BY(stage_mu_);
   HugeBuffer pending_buffer_ TERRACE_GUARDED_BY(stage_mu_);
   // RowExpiry::points() of the last whole sweep, and of the one that goes on.
   std::uint64_t swept_points_ TERRACE_GUARDED_BY(stage_mu_) = 0;

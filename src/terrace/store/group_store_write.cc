@@ -12,20 +12,15 @@
 
 namespace terrace {
 
-// Blocks that the inner store has staged, in parts of what a buffer holds.
+// Blocks that the inner store has staged.
 class GroupStore::Staged final : public StagedRows {
  public:
-  struct Part {
-    std::uint64_t least, most;  // Starts; what a sweep adds comes in another order.
-  };
-
   explicit Staged(GroupStore* store) : store_(store) {}
   ~Staged() override { store_->Forget(this); }
 
   bool Divides() const { return !added.empty(); }
 
-  std::vector<std::unique_ptr<StagedRows>> rows;  // By part.
-  std::vector<Part> parts;
+  std::unique_ptr<StagedRows> rows;
   std::vector<std::uint64_t> hashes;  // Of the keys that it writes, in order.
   std::vector<std::uint64_t> blocks;  // Starts, in order.
   std::vector<std::uint64_t> empty;   // Those of blocks without rows.
@@ -39,58 +34,34 @@ class GroupStore::Staged final : public StagedRows {
   GroupStore* const store_;
 };
 
-// Takes the rows of blocks and stages them, a buffer at a time.
+// Makes blocks of rows and stages them.
 class GroupStore::BlockWriter {
  public:
-  BlockWriter(StoreImpl* inner, const GroupLayout* layout, std::span<std::byte> buffer,
-              Staged* staged)
-      : inner_(inner), layout_(layout), buffer_(buffer), staged_(staged) {}
+  BlockWriter(const GroupLayout* layout, StoreImpl::RowSink* sink, Staged* staged)
+      : layout_(layout), sink_(sink), staged_(staged), block_(layout->block_bytes) {}
 
   // old: the block was there.
   Status Add(std::uint64_t start, bool old, std::span<const BlockRow> rows) {
     const std::size_t pieces = layout_->PiecesFor(rows.size());
     for (std::size_t p = 0; p < pieces; ++p) {
       const std::size_t begin = p * rows.size() / pieces, end = (p + 1) * rows.size() / pieces;
-      if ((keys_.size() + 1) * layout_->block_bytes > buffer_.size()) {
-        TERRACE_RETURN_IF_ERROR(Flush());
-      }
       const std::uint64_t piece_start = p == 0 ? start : rows[begin].hash;
-      std::byte* const block = buffer_.data() + keys_.size() * layout_->block_bytes;
-      MakeBlock(*layout_, rows.subspan(begin, end - begin), block);
+      MakeBlock(*layout_, rows.subspan(begin, end - begin), block_.data());
       staged_->blocks.push_back(piece_start);
       if (p > 0) staged_->added.push_back(piece_start);
       if (begin == end) staged_->empty.push_back(piece_start);
-      starts_.push_back(piece_start);
-      keys_.push_back(UnmixKey(piece_start));
-      blocks_.push_back(block);
-      stored_.push_back(p == 0 && old ? kStoredKey : kUnknownKey);
+      TERRACE_RETURN_IF_ERROR(
+          sink_->Add(UnmixKey(piece_start), block_, p == 0 && old ? kStoredKey : kUnknownKey));
     }
-    return OkStatus();
-  }
-  Status Flush() {
-    if (keys_.empty()) return OkStatus();
-    TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<StagedRows> rows,
-                             inner_->Stage(keys_, blocks_, stored_));
-    staged_->rows.push_back(std::move(rows));
-    const auto [least, most] = std::minmax_element(starts_.begin(), starts_.end());
-    staged_->parts.push_back({*least, *most});
-    starts_.clear();
-    keys_.clear();
-    blocks_.clear();
-    stored_.clear();
     return OkStatus();
   }
   Staged* staged() const { return staged_; }
 
  private:
-  StoreImpl* const inner_;
   const GroupLayout* const layout_;
-  const std::span<std::byte> buffer_;
+  StoreImpl::RowSink* const sink_;
   Staged* const staged_;
-  std::vector<std::uint64_t> starts_;
-  std::vector<Key> keys_;  // Of the starts.
-  std::vector<const std::byte*> blocks_;
-  std::vector<std::uint8_t> stored_;
+  std::vector<std::byte> block_;
 };
 
 Status GroupStore::Write(std::span<const Key> keys, std::span<const std::byte* const> rows,
@@ -175,7 +146,6 @@ std::size_t GroupStore::Merge(const BlockView* block, std::span<const SortedKey>
 Result<std::unique_ptr<GroupStore::Staged>> GroupStore::StageRows(
     std::span<const Key> keys, std::span<const std::byte* const> rows) {
   auto staged = std::make_unique<Staged>(this);
-  BlockWriter out(inner_.get(), &layout_, new_blocks_.span(), staged.get());
   const std::vector<SortedKey> order = SortKeys(keys);
   if (!rows.empty()) {
     staged->hashes.reserve(order.size());
@@ -186,41 +156,55 @@ Result<std::unique_ptr<GroupStore::Staged>> GroupStore::StageRows(
     MutexLock state(&mu_);
     dropped = dropped_;
   }
-  std::vector<BlockKeys> blocks;
-  for (std::size_t next = 0; next < order.size();) {
-    PlanWrite(order, &next, &blocks);
-    std::vector<std::uint64_t> starts;
-    for (const BlockKeys& block : blocks) starts.push_back(block.start);
-    TERRACE_RETURN_IF_ERROR(WriteBlocks(
-        starts,
-        [&](std::size_t b) {
-          return std::span(order).subspan(blocks[b].begin, blocks[b].end - blocks[b].begin);
-        },
-        rows, &out));
-  }
-  if (SweepDue()) {
-    TERRACE_RETURN_IF_ERROR(Sweep(std::max(part_blocks_, staged->blocks.size()), &out));
-  }
-  TERRACE_RETURN_IF_ERROR(out.Flush());
+  const auto fill = [&](StoreImpl::RowSink* sink) TERRACE_REQUIRES(stage_mu_) -> Status {
+    BlockWriter out(&layout_, sink, staged.get());
+    std::size_t next = 0;
+    TERRACE_RETURN_IF_ERROR(
+        WriteParts([&](std::vector<BlockKeys>* blocks) { PlanWrite(order, &next, blocks); }, order,
+                   rows, &out));
+    return SweepDue() ? Sweep(std::max(part_blocks_, staged->blocks.size()), &out) : OkStatus();
+  };
+  TERRACE_ASSIGN_OR_RETURN(staged->rows, inner_->StageFrom(fill));
   MutexLock state(&mu_);
   staged->broken = dropped != dropped_;
   pending_.push_back(staged.get());
   return staged;
 }
 
-Status GroupStore::WriteBlocks(
-    std::span<const std::uint64_t> starts,
-    const std::function<std::span<const SortedKey>(std::size_t)>& news_of,
-    std::span<const std::byte* const> rows, BlockWriter* out) {
+Status GroupStore::WriteParts(const std::function<void(std::vector<BlockKeys>*)>& plan,
+                              std::span<const SortedKey> order,
+                              std::span<const std::byte* const> rows, BlockWriter* out) {
+  WritePart *now = &parts_[0], *next = &parts_[1];
+  plan(&now->blocks);
+  if (!now->blocks.empty()) TERRACE_RETURN_IF_ERROR(ReadPart(now));
+  for (; !now->blocks.empty(); std::swap(now, next)) {
+    plan(&next->blocks);
+    Status merged, read;
+    constexpr int kMerge = 0;
+    const auto step = [&](int task) TERRACE_REQUIRES(stage_mu_) {
+      if (task == kMerge) {
+        merged = MergePart(*now, order, rows, out);
+      } else {
+        read = ReadPart(next);
+      }
+    };
+    stage_workers_->Run(next->blocks.empty() ? 1 : 2, step);
+    TERRACE_RETURN_IF_ERROR(merged);
+    TERRACE_RETURN_IF_ERROR(read);
+  }
+  return OkStatus();
+}
+
+Status GroupStore::MergePart(const WritePart& part, std::span<const SortedKey> order,
+                             std::span<const std::byte* const> rows, BlockWriter* out) {
   Staged* const staged = out->staged();
-  std::vector<std::uint8_t> found(starts.size());
-  TERRACE_RETURN_IF_ERROR(ReadNewest(starts, found));
   std::vector<BlockRow> merged;
-  for (std::size_t b = 0; b < starts.size(); ++b) {
-    const std::span<const SortedKey> news = news_of(b);
+  for (std::size_t b = 0; b < part.blocks.size(); ++b) {
+    const auto& [start, begin, end, learns] = part.blocks[b];
+    const std::span<const SortedKey> news = order.subspan(begin, end - begin);
     std::optional<BlockView> block;
-    if (found[b] != 0) {
-      TERRACE_ASSIGN_OR_RETURN(block, ParseBlock(BlockIn(old_blocks_, b), starts[b]));
+    if (part.found[b] != 0) {
+      TERRACE_ASSIGN_OR_RETURN(block, ParseBlock(BlockIn(part.buffer, b), start));
     }
     const std::size_t expired = Merge(block ? &*block : nullptr, news, rows, &merged);
     const std::size_t old_rows = block ? block->size() : 0;
@@ -230,7 +214,7 @@ Status GroupStore::WriteBlocks(
     staged->carried += merged.size() - (rows.empty() ? 0 : news.size());
     staged->rows_change +=
         static_cast<std::int64_t>(merged.size()) - static_cast<std::int64_t>(old_rows);
-    TERRACE_RETURN_IF_ERROR(out->Add(starts[b], block.has_value(), merged));
+    TERRACE_RETURN_IF_ERROR(out->Add(start, block.has_value(), merged));
   }
   return OkStatus();
 }
@@ -248,62 +232,64 @@ Status GroupStore::Sweep(std::size_t blocks, BlockWriter* out) {
   if (sweep_next_ == 0) sweep_points_ = options_.expiry->points();
   // Those that this write has made anew are swept.
   const std::vector<std::uint64_t> swept = out->staged()->blocks;
-  std::vector<std::uint64_t> starts;
-  for (std::size_t seen = 0; seen < blocks;) {
-    starts.clear();
-    bool ended = false;
-    {
+  std::vector<BlockKeys> found;  // Of groups that were looked at, from `taken` on not planned yet.
+  std::size_t seen = 0, taken = 0;
+  bool ended = false;
+  const auto plan = [&](std::vector<BlockKeys>* part) TERRACE_REQUIRES(stage_mu_) {
+    part->clear();
+    if (taken == found.size() && seen < blocks && !ended) {
+      found.clear();
+      taken = 0;
       MutexLock state(&mu_);
-      while (starts.size() < part_blocks_ && !ended) {
+      while (found.size() < part_blocks_ && !ended) {
         for (const std::uint64_t start : directory_.StartsOf(sweep_next_)) {
-          if (!std::binary_search(swept.begin(), swept.end(), start)) starts.push_back(start);
+          if (std::binary_search(swept.begin(), swept.end(), start)) continue;
+          found.push_back({start, 0, 0, false});
         }
         ended = ++sweep_next_ == directory_.groups();
       }
+      seen += found.size();
     }
-    for (std::size_t begin = 0; begin < starts.size(); begin += part_blocks_) {
-      const std::size_t n = std::min(part_blocks_, starts.size() - begin);
-      TERRACE_RETURN_IF_ERROR(WriteBlocks(
-          std::span(starts).subspan(begin, n),
-          [](std::size_t /*block*/) { return std::span<const SortedKey>(); }, {}, out));
+    for (; taken < found.size() && part->size() < part_blocks_; ++taken) {
+      part->push_back(found[taken]);
     }
-    seen += starts.size();
-    if (!ended) continue;
+  };
+  TERRACE_RETURN_IF_ERROR(WriteParts(plan, {}, {}, out));
+  if (ended) {
     sweep_next_ = 0;
     swept_points_ = sweep_points_;
-    break;
   }
-  TERRACE_RETURN_IF_ERROR(out->Flush());
   std::vector<std::uint64_t>& all = out->staged()->blocks;
   std::sort(all.begin(), all.end());
   return OkStatus();
 }
 
-Status GroupStore::ReadNewest(std::span<const std::uint64_t> starts,
-                              std::span<std::uint8_t> found) {
-  TERRACE_RETURN_IF_ERROR(ReadPending(starts, found));
+Status GroupStore::ReadPart(WritePart* part) {
+  part->found.assign(part->blocks.size(), 0);
+  TERRACE_RETURN_IF_ERROR(ReadPending(part));
   std::vector<Key> keys;
   std::vector<std::byte*> blocks;
   std::vector<std::size_t> places;
-  for (std::size_t i = 0; i < starts.size(); ++i) {
-    if (found[i] != 0) continue;
-    keys.push_back(UnmixKey(starts[i]));
-    blocks.push_back(BlockIn(old_blocks_, i).data());
+  for (std::size_t i = 0; i < part->blocks.size(); ++i) {
+    if (part->found[i] != 0) continue;
+    keys.push_back(UnmixKey(part->blocks[i].start));
+    blocks.push_back(BlockIn(part->buffer, i).data());
     places.push_back(i);
   }
   std::vector<std::uint8_t> there(keys.size());
   TERRACE_RETURN_IF_ERROR(inner_->Read(keys, blocks, there, nullptr));
-  for (std::size_t i = 0; i < places.size(); ++i) found[places[i]] = there[i];
+  for (std::size_t i = 0; i < places.size(); ++i) part->found[places[i]] = there[i];
   return OkStatus();
 }
 
-Status GroupStore::ReadPending(std::span<const std::uint64_t> starts,
-                               std::span<std::uint8_t> found) {
+Status GroupStore::ReadPending(WritePart* part) {
   // What is published meanwhile is found in the store afterwards.
   const auto wants = [&]() TERRACE_REQUIRES(mu_) {
     for (const Staged* staged : pending_) {
-      for (const std::uint64_t start : starts) {
-        if (std::binary_search(staged->blocks.begin(), staged->blocks.end(), start)) return true;
+      for (const BlockKeys& block : part->blocks) {
+        if (std::binary_search(staged->blocks.begin(), staged->blocks.end(), block.start)) {
+          return true;
+        }
       }
     }
     return false;
@@ -322,25 +308,22 @@ Status GroupStore::ReadPending(std::span<const std::uint64_t> starts,
   std::vector<std::byte*> blocks;
   std::vector<std::size_t> places;
   for (Staged* staged : pending) {
-    for (std::size_t p = 0; p < staged->parts.size(); ++p) {
-      wanted.clear();
-      blocks.clear();
-      places.clear();
-      const auto [least, most] = staged->parts[p];
-      const auto begin = std::lower_bound(starts.begin(), starts.end(), least);
-      for (auto at = begin; at != starts.end() && *at <= most; ++at) {
-        const auto i = static_cast<std::size_t>(at - starts.begin());
-        if (found[i] != 0) continue;
-        wanted.push_back(*at);
-        blocks.push_back(BlockIn(old_blocks_, i).data());
-        places.push_back(i);
-      }
-      if (wanted.empty()) continue;
-      std::vector<std::uint8_t> there(wanted.size());
-      TERRACE_RETURN_IF_ERROR(
-          inner_->ReadStaged(*staged->rows[p], wanted, blocks, there, pending_buffer_.span()));
-      for (std::size_t i = 0; i < places.size(); ++i) found[places[i]] |= there[i];
+    wanted.clear();
+    blocks.clear();
+    places.clear();
+    for (std::size_t i = 0; i < part->blocks.size(); ++i) {
+      const std::uint64_t start = part->blocks[i].start;
+      if (part->found[i] != 0) continue;
+      if (!std::binary_search(staged->blocks.begin(), staged->blocks.end(), start)) continue;
+      wanted.push_back(start);
+      blocks.push_back(BlockIn(part->buffer, i).data());
+      places.push_back(i);
     }
+    if (wanted.empty()) continue;
+    std::vector<std::uint8_t> there(wanted.size());
+    TERRACE_RETURN_IF_ERROR(
+        inner_->ReadStaged(*staged->rows, wanted, blocks, there, pending_buffer_.span()));
+    for (std::size_t i = 0; i < places.size(); ++i) part->found[places[i]] |= there[i];
   }
   return OkStatus();
 }
@@ -362,7 +345,7 @@ Status GroupStore::Publish(std::unique_ptr<StagedRows> rows) {
     const std::uint64_t group = directory_.GroupOf(hash);
     if (filters_.IsKnown(group)) filters_.Add(group, hash);
   });
-  const Status status = inner_->PublishTogether(staged->rows, staged->rows_change);
+  const Status status = inner_->PublishBlocks(staged->rows.get(), staged->rows_change);
   if (status.ok()) {
     ForBatches(staged->added,
                [&](std::uint64_t start) TERRACE_REQUIRES(mu_) { directory_.Add(start); });

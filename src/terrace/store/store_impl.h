@@ -103,16 +103,19 @@ class StoreImpl final : public Store {
   Status background_status() const override;
 
   // Of blocks. What follows is as Store says of its verbs.
-  // Publishes what was staged, in this order, at once: a commit names all of it or nothing, and on
-  // error nothing changed. rows_change: of the rows in all blocks.
-  Status PublishTogether(std::span<const std::unique_ptr<StagedRows>> staged,
-                         std::int64_t rows_change);
+  // Stages the rows that `fill` adds, of which nobody knows yet how many they are, in files as long
+  // as they may be. An error of `fill` that is not its sink's is returned, and nothing changed.
+  class RowSink;
+  Result<std::unique_ptr<StagedRows>> StageFrom(const std::function<Status(RowSink*)>& fill);
+  // rows_change: of the rows in all blocks.
+  Status PublishBlocks(StagedRows* staged, std::int64_t rows_change);
   // Reads rows that are staged and not published yet. hashes: of keys, ascending. found[i]: 1 or 0.
   // buffer: aligned, at least SectionCursor::LeastBuffer of a record. Any thread.
   Status ReadStaged(const StagedRows& staged, std::span<const std::uint64_t> hashes,
                     std::span<std::byte* const> rows, std::span<std::uint8_t> found,
                     std::span<std::byte> buffer);
   std::uint64_t rows_in_blocks() const;
+  std::uint64_t rows_per_file() const { return rows_per_file_; }
 
  private:
   class KeyShare;  // Of a recovery, one thread's.
@@ -235,12 +238,16 @@ class StoreImpl final : public Store {
                                                     std::span<const std::byte* const> rows,
                                                     std::span<const std::uint8_t> stored)
       TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
-  Status PublishStaged(std::span<StagedFiles* const> staged, std::int64_t rows_change)
+  // Writes the files of rows that `fill` adds. next_file: called before each, reserves space and
+  // slot for it and says how many rows it has at most.
+  using Fill = std::function<Status(RowSink*)>;
+  using NextFile = std::function<Result<std::uint64_t>(StagedFiles*)>;
+  Result<std::unique_ptr<StagedFiles>> StageFiles(bool deletion, const NextFile& next_file,
+                                                  const Fill& fill) TERRACE_REQUIRES(write_mu_)
       TERRACE_EXCLUDES(mu_);
-  // Makes the files of `staged` and its order: by file, then by hash.
-  Status WriteFiles(std::span<const Key> keys, std::span<const std::byte* const> rows,
-                    std::span<const std::uint8_t> stored, std::uint64_t version,
-                    std::uint64_t file_count, StagedFiles* staged) TERRACE_REQUIRES(write_mu_);
+  // What every write does first.
+  Status BeginWrite() TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
+  Status PublishStaged(StagedFiles* staged, std::int64_t rows_change) TERRACE_EXCLUDES(mu_);
   // Of the quota and of the index's file slots.
   Status ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files) TERRACE_REQUIRES(write_mu_)
       TERRACE_EXCLUDES(mu_);
@@ -255,7 +262,7 @@ class StoreImpl final : public Store {
   Status TakeCandidate(std::span<SortedKey> order, const Candidate& candidate,
                        const ReadRequest& request) TERRACE_EXCLUDES(mu_);
   // Makes room in the index for what a write adds, before the write takes effect.
-  Status ReserveIndex(std::span<StagedFiles* const> staged) TERRACE_EXCLUDES(mu_);
+  Status ReserveIndex(const StagedFiles& staged) TERRACE_EXCLUDES(mu_);
   // Leads the index to the files of one write.
   void PublishFiles(StagedFiles* staged) TERRACE_EXCLUDES(mu_);
   void PublishRows(std::span<const SortedKey> chunk, std::span<const Place> places)
@@ -402,6 +409,36 @@ class StoreImpl final : public Store {
   std::atomic<std::uint64_t> mistaken_reads_{0};
   std::atomic<std::int64_t> read_nanos_{0}, write_nanos_{0}, compaction_nanos_{0};
   std::atomic<std::int64_t> compaction_wait_nanos_{0};
+};
+
+// Takes the rows of a write, one after another, to its files. Threads: that of the write.
+class StoreImpl::RowSink {
+ public:
+  // row: copied; empty in a deletion. The first failure of a file that is known by then.
+  Status Add(Key key, std::span<const std::byte> row, std::uint8_t stored);
+
+ private:
+  friend class StoreImpl;
+  RowSink(StoreImpl* store, const NextFile* next_file, std::span<std::byte> buffer,
+          KeyEntries* keys, StagedFiles* staged);
+  Status Begin();  // A file.
+  Status FinishFile();
+  // Blocks: until all is written.
+  Status End();
+  Status Failed(Status status);  // Remembers that it is none, which poisons the store.
+
+  StoreImpl* const store_;
+  const NextFile* const next_file_;
+  KeyEntries* const keys_;
+  StagedFiles* const staged_;
+  const std::uint64_t version_;
+  WriteRing ring_;
+  std::optional<CompactionPace::Hold> use_;
+  std::optional<ParameterFileWriter> writer_;  // Of the file in the making,
+  std::uint64_t most_rows_ = 0;                // which gets so many,
+  std::vector<std::uint8_t> stored_;           // and this is known of those that it has.
+  std::uint64_t rows_ = 0;                     // Of all files.
+  bool failed_ = false;
 };
 
 // The read buffer's parts, which the disk and the reader take in turn.

@@ -82,15 +82,30 @@ Result<std::unique_ptr<StagedRows>> StoreImpl::Stage(std::span<const Key> keys,
   return std::unique_ptr<StagedRows>(std::move(staged));
 }
 
-Status StoreImpl::Publish(std::unique_ptr<StagedRows> staged) {
-  return PublishTogether({&staged, 1}, 0);
+Result<std::unique_ptr<StagedRows>> StoreImpl::StageFrom(
+    const std::function<Status(RowSink*)>& fill) {
+  MutexLock lock(&write_mu_);
+  TERRACE_RETURN_IF_ERROR(BeginWrite());
+  const std::uint64_t bytes = layout_.FileBytes(rows_per_file_);
+  const auto next_file = [&](StagedFiles* staged)
+                             TERRACE_REQUIRES(write_mu_) -> Result<std::uint64_t> {
+    if (options_.background_compaction) AwaitCompaction(rows_per_file_);
+    TERRACE_RETURN_IF_ERROR(ReserveUnderPressure(bytes, 1));
+    staged->bytes += bytes;
+    ++staged->slots;
+    return rows_per_file_;
+  };
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<StagedFiles> staged,
+                           StageFiles(/*deletion=*/false, next_file, fill));
+  return std::unique_ptr<StagedRows>(std::move(staged));
 }
 
-Status StoreImpl::PublishTogether(std::span<const std::unique_ptr<StagedRows>> staged,
-                                  std::int64_t rows_change) {
-  std::vector<StagedFiles*> writes;
-  for (const auto& rows : staged) writes.push_back(static_cast<StagedFiles*>(rows.get()));
-  return PublishStaged(writes, rows_change);
+Status StoreImpl::Publish(std::unique_ptr<StagedRows> staged) {
+  return PublishBlocks(staged.get(), 0);
+}
+
+Status StoreImpl::PublishBlocks(StagedRows* staged, std::int64_t rows_change) {
+  return PublishStaged(static_cast<StagedFiles*>(staged), rows_change);
 }
 
 Status StoreImpl::Erase(std::span<const Key> keys) {
@@ -113,8 +128,7 @@ Status StoreImpl::WriteRecords(std::span<const Key> keys, std::span<const std::b
   if (keys.empty()) return CheckWritable();
   TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<StagedFiles> staged,
                            StageRecords(keys, rows, stored));
-  StagedFiles* const write = staged.get();
-  return PublishStaged({&write, 1}, 0);
+  return PublishStaged(staged.get(), 0);
 }
 
 std::vector<StoreImpl::SortedKey> StoreImpl::TakeOrder() {
@@ -131,45 +145,156 @@ void StoreImpl::GiveOrder(std::vector<SortedKey> order) {
   if (spare_orders_.size() < kSpareOrders) spare_orders_.push_back(std::move(order));
 }
 
-Result<std::unique_ptr<StoreImpl::StagedFiles>> StoreImpl::StageRecords(
-    std::span<const Key> keys, std::span<const std::byte* const> rows,
-    std::span<const std::uint8_t> stored) {
+Status StoreImpl::BeginWrite() {
   TERRACE_RETURN_IF_ERROR(CheckWritable());
   // Before the write, because a failure afterwards could no longer say that nothing changed.
   if (!options_.background_compaction) TERRACE_RETURN_IF_ERROR(CompactAll());
-  TERRACE_RETURN_IF_ERROR(RemoveGone());
+  return RemoveGone();
+}
+
+Result<std::unique_ptr<StoreImpl::StagedFiles>> StoreImpl::StageRecords(
+    std::span<const Key> keys, std::span<const std::byte* const> rows,
+    std::span<const std::uint8_t> stored) {
+  TERRACE_RETURN_IF_ERROR(BeginWrite());
   if (options_.background_compaction) AwaitCompaction(keys.size());
-  WriteTimer timer(this);
-  auto staged = std::make_unique<StagedFiles>(this);
-  staged->deletion = rows.empty();
   TERRACE_CHECK(keys.size() <= std::numeric_limits<std::uint32_t>::max());
   const std::uint64_t file_count = (keys.size() + rows_per_file_ - 1) / rows_per_file_;
-  for (std::uint64_t f = 0; f < file_count; ++f) {
-    staged->bytes += layout_.FileBytes(FileBegin(f + 1, file_count, keys.size()) -
-                                       FileBegin(f, file_count, keys.size()));
-  }
-  TERRACE_RETURN_IF_ERROR(ReserveUnderPressure(staged->bytes, file_count));
-  staged->slots = file_count;
+  const auto rows_of = [&](std::uint64_t f) {
+    return FileBegin(f + 1, file_count, keys.size()) - FileBegin(f, file_count, keys.size());
+  };
+  const auto next_file = [&](StagedFiles* staged)
+                             TERRACE_REQUIRES(write_mu_) -> Result<std::uint64_t> {
+    if (staged->files.empty()) {  // The first: space for all of them.
+      std::uint64_t bytes = 0;
+      for (std::uint64_t f = 0; f < file_count; ++f) bytes += layout_.FileBytes(rows_of(f));
+      TERRACE_RETURN_IF_ERROR(ReserveUnderPressure(bytes, file_count));
+      staged->bytes = bytes;
+      staged->slots = file_count;
+    }
+    return rows_of(staged->files.size());
+  };
+  const auto fill = [&](RowSink* sink) -> Status {
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      if (!rows.empty() && i + kPrefetchRows < keys.size()) {
+        PrefetchRead(rows[i + kPrefetchRows],
+                     std::min<std::size_t>(layout_.row_bytes, kMostPrefetchBytes));
+      }
+      const std::span<const std::byte> payload =
+          rows.empty() ? std::span<const std::byte>()
+                       : std::span<const std::byte>(rows[i], layout_.row_bytes);
+      TERRACE_RETURN_IF_ERROR(
+          sink->Add(keys[i], payload, stored.empty() ? kUnknownKey : stored[i]));
+    }
+    return OkStatus();
+  };
+  return StageFiles(rows.empty(), next_file, fill);
+}
+
+Result<std::unique_ptr<StoreImpl::StagedFiles>> StoreImpl::StageFiles(bool deletion,
+                                                                      const NextFile& next_file,
+                                                                      const Fill& fill) {
+  WriteTimer timer(this);
+  auto staged = std::make_unique<StagedFiles>(this);
+  staged->deletion = deletion;
+  staged->order = TakeOrder();
+  staged->order.clear();
   {
     MutexLock state(&mu_);
     staged->sequence = ++sequence_;
   }
-  pace_.Wrote(staged->bytes);
-  const CompactionPace::Hold use(&pace_, CompactionPace::kUse);
   SyncPoint::Hit("store.write.before_data");
-  const std::uint64_t version = staged->sequence | (staged->deletion ? kDeletionBit : 0);
-  const Status status = WriteFiles(keys, rows, stored, version, file_count, staged.get());
+  Status status;
+  bool failed;
+  std::uint64_t rows;
+  {
+    RowSink sink(this, &next_file, write_buffer_.span(), &write_keys_, staged.get());
+    status = fill(&sink);
+    if (status.ok()) status = sink.End();
+    failed = sink.failed_;
+    rows = sink.rows_;
+  }
   if (!status.ok()) {
     std::uint64_t written = 0;
     for (const FilePtr& file : staged->files) written += file->info.bytes;
     GiveSpace(staged->bytes - written);
     staged.reset();
-    return Poison(status.WithContext(fmt::format("writing {} rows of table '{}' to {}", keys.size(),
+    if (!failed) return status;
+    return Poison(status.WithContext(fmt::format("writing {} rows of table '{}' to {}", rows,
                                                  options_.table, options_.directory)));
   }
   CountStaged(staged.get());
   SyncPoint::Hit("store.write.after_data");
   return staged;
+}
+
+StoreImpl::RowSink::RowSink(StoreImpl* store, const NextFile* next_file,
+                            std::span<std::byte> buffer, KeyEntries* keys, StagedFiles* staged)
+    : store_(store),
+      next_file_(next_file),
+      keys_(keys),
+      staged_(staged),
+      version_(staged->sequence | (staged->deletion ? kDeletionBit : 0)),
+      ring_(buffer, kBlockBytes, store->write_queue_.get()) {}
+
+Status StoreImpl::RowSink::Failed(Status status) {
+  failed_ = failed_ || !status.ok();
+  return status;
+}
+
+Status StoreImpl::RowSink::Add(Key key, std::span<const std::byte> row, std::uint8_t stored) {
+  ++rows_;
+  if (!writer_) TERRACE_RETURN_IF_ERROR(Begin());
+  stored_.push_back(stored);
+  TERRACE_RETURN_IF_ERROR(Failed(writer_->Add(key, version_, row)));
+  return writer_->rows() == most_rows_ ? FinishFile() : OkStatus();
+}
+
+Status StoreImpl::RowSink::Begin() {
+  use_.reset();
+  TERRACE_ASSIGN_OR_RETURN(most_rows_, (*next_file_)(staged_));
+  use_.emplace(&store_->pace_, CompactionPace::kUse);
+  // Whatever becomes of it, Abandon removes it by this entry.
+  ParameterFileInfo planned;
+  planned.bytes = store_->layout_.FileBytes(most_rows_);
+  {
+    MutexLock lock(&store_->mu_);
+    planned.id = store_->next_file_id_++;
+  }
+  store_->pace_.Wrote(planned.bytes);
+  staged_->files.push_back(store_->NewFile(nullptr, planned));
+  Result<std::unique_ptr<File>> file = store_->OpenNew(planned.id, planned.bytes);
+  TERRACE_RETURN_IF_ERROR(Failed(file.status()));
+  writer_.emplace(*std::move(file), store_->layout_, planned.id, keys_, &ring_);
+  stored_.clear();
+  return OkStatus();
+}
+
+Status StoreImpl::RowSink::FinishFile() {
+  Result<ParameterFileInfo> info = writer_->Finish();
+  TERRACE_RETURN_IF_ERROR(Failed(info.status()));
+  FilePtr& file = staged_->files.back();
+  TERRACE_CHECK(info->bytes <= file->info.bytes);
+  const std::uint64_t unused = file->info.bytes - info->bytes;
+  store_->GiveSpace(unused);
+  staged_->bytes -= unused;
+  file = store_->NewFile(writer_->TakeFile(), *info);
+  writer_.reset();
+  // The writer has sorted them.
+  std::vector<SortedKey>& order = staged_->order;
+  const std::size_t first = order.size();
+  for (const KeyEntry& entry : keys_->entries) {
+    const std::uint64_t row = RowOfEntry(info->version, /*i=*/0, entry.version);
+    order.push_back({MixKey(entry.key), static_cast<std::uint32_t>(first + row), stored_[row]});
+  }
+  for (std::size_t i = first + 1; i < order.size(); ++i) {
+    TERRACE_CHECK(order[i - 1].hash < order[i].hash);
+  }
+  return OkStatus();
+}
+
+Status StoreImpl::RowSink::End() {
+  if (writer_) TERRACE_RETURN_IF_ERROR(FinishFile());
+  return Failed(ring_.Await());
 }
 
 void StoreImpl::CountStaged(StagedFiles* staged) {
@@ -190,38 +315,33 @@ void StoreImpl::ForgetStaged(StagedFiles* staged) {
   compacted_.NotifyAll();  // A write that waits may have less to wait for.
 }
 
-Status StoreImpl::PublishStaged(std::span<StagedFiles* const> staged, std::int64_t rows_change) {
+Status StoreImpl::PublishStaged(StagedFiles* staged, std::int64_t rows_change) {
   WriteTimer timer(this);
   // Nothing has changed yet, should one of these fail.
-  for (StagedFiles* write : staged) TERRACE_RETURN_IF_ERROR(FindStored(write->order));
-  TERRACE_RETURN_IF_ERROR(ReserveIndex(staged));
+  TERRACE_RETURN_IF_ERROR(FindStored(staged->order));
+  TERRACE_RETURN_IF_ERROR(ReserveIndex(*staged));
   {
     // Part of the store before the first old version becomes stale: a commit in between must not
     // name neither.
     MutexLock state(&mu_);
-    for (StagedFiles* write : staged) {
-      TERRACE_CHECK(published_sequence_ < write->sequence);
-      published_sequence_ = write->sequence;
-      for (const FilePtr& file : write->files) {
-        Register(file, /*live=*/true);
-        file->publishing = true;
-        if (options_.expiry != nullptr) file->swept_points = options_.expiry->points();
-        if (write->deletion) file->live_deletions = file->info.rows;
-      }
-      reserved_slots_ -= write->files.size();
-      write->slots = 0;
-      staged_rows_ -= std::exchange(write->rows, 0);
+    TERRACE_CHECK(published_sequence_ < staged->sequence);
+    published_sequence_ = staged->sequence;
+    for (const FilePtr& file : staged->files) {
+      Register(file, /*live=*/true);
+      file->publishing = true;
+      if (options_.expiry != nullptr) file->swept_points = options_.expiry->points();
+      if (staged->deletion) file->live_deletions = file->info.rows;
     }
+    reserved_slots_ -= std::exchange(staged->slots, 0);
+    staged_rows_ -= std::exchange(staged->rows, 0);
     rows_in_blocks_ += static_cast<std::uint64_t>(rows_change);
   }
   SyncPoint::Hit("store.write.before_index");
-  for (StagedFiles* write : staged) {
-    PublishFiles(write);
-    ForgetStaged(write);
-    write->files.clear();
-    write_bytes_.fetch_add(write->bytes, std::memory_order_relaxed);
-    rows_written_.fetch_add(write->order.size(), std::memory_order_relaxed);
-  }
+  PublishFiles(staged);
+  ForgetStaged(staged);
+  staged->files.clear();
+  write_bytes_.fetch_add(staged->bytes, std::memory_order_relaxed);
+  rows_written_.fetch_add(staged->order.size(), std::memory_order_relaxed);
   return OkStatus();
 }
 
@@ -354,64 +474,12 @@ FilePtr StoreImpl::NewFile(std::unique_ptr<File> file, const ParameterFileInfo& 
   return stored;
 }
 
-Status StoreImpl::WriteFiles(std::span<const Key> keys, std::span<const std::byte* const> rows,
-                             std::span<const std::uint8_t> stored, std::uint64_t version,
-                             std::uint64_t file_count, StagedFiles* staged) {
-  std::vector<FilePtr>* const files = &staged->files;
-  staged->order = TakeOrder();
-  staged->order.clear();
-  WriteRing ring(write_buffer_.span(), kBlockBytes, write_queue_.get());
-  for (std::uint64_t f = 0; f < file_count; ++f) {
-    std::uint64_t id;
-    {
-      MutexLock lock(&mu_);
-      id = next_file_id_++;
-    }
-    const std::size_t begin = FileBegin(f, file_count, keys.size());
-    const std::size_t end = FileBegin(f + 1, file_count, keys.size());
-    // Whatever becomes of it, Abandon removes it by this entry.
-    ParameterFileInfo planned;
-    planned.id = id;
-    planned.bytes = layout_.FileBytes(end - begin);
-    files->push_back(NewFile(nullptr, planned));
-    TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, OpenNew(id, planned.bytes));
-    ParameterFileWriter writer(std::move(file), layout_, id, &write_keys_, &ring);
-    for (std::size_t i = begin; i < end; ++i) {
-      if (!rows.empty() && i + kPrefetchRows < end) {
-        PrefetchRead(rows[i + kPrefetchRows],
-                     std::min<std::size_t>(layout_.row_bytes, kMostPrefetchBytes));
-      }
-      const std::span<const std::byte> payload =
-          rows.empty() ? std::span<const std::byte>()
-                       : std::span<const std::byte>(rows[i], layout_.row_bytes);
-      TERRACE_RETURN_IF_ERROR(writer.Add(keys[i], version, payload));
-    }
-    TERRACE_ASSIGN_OR_RETURN(const ParameterFileInfo info, writer.Finish());
-    TERRACE_CHECK(info.bytes == planned.bytes);
-    files->back() = NewFile(writer.TakeFile(), info);
-    // The writer has sorted them.
-    const std::size_t first = staged->order.size();
-    for (const KeyEntry& entry : write_keys_.entries) {
-      const std::size_t index = begin + RowOfEntry(info.version, /*i=*/0, entry.version);
-      staged->order.push_back({MixKey(entry.key), static_cast<std::uint32_t>(index),
-                               stored.empty() ? kUnknownKey : stored[index]});
-    }
-    for (std::size_t i = first + 1; i < staged->order.size(); ++i) {
-      TERRACE_CHECK(staged->order[i - 1].hash < staged->order[i].hash);
-    }
-  }
-  return ring.Await();
-}
-
-Status StoreImpl::ReserveIndex(std::span<StagedFiles* const> staged) {
+Status StoreImpl::ReserveIndex(const StagedFiles& staged) {
   std::vector<std::uint64_t> added[2];  // Rows, deletions.
-  for (const StagedFiles* write : staged) {
-    for (const SortedKey& key : write->order) {
-      if (write->deletion || !key.stored()) added[write->deletion ? 1 : 0].push_back(key.hash);
-    }
+  for (const SortedKey& key : staged.order) {
+    if (staged.deletion || !key.stored()) added[staged.deletion ? 1 : 0].push_back(key.hash);
   }
-  const bool one_file = staged.size() == 1 && staged[0]->files.size() == 1;
-  if (!one_file) std::sort(added[0].begin(), added[0].end());
+  if (staged.files.size() > 1) std::sort(added[0].begin(), added[0].end());
   // Readers have their turns in between: room is made range by range, for all new keys of a range.
   const std::span<const std::uint64_t> rows = added[0];
   for (std::size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
@@ -500,7 +568,8 @@ Status StoreImpl::ReadStaged(const StagedRows& staged, std::span<const std::uint
         std::span(write.order).subspan(file_begin, file->info.rows);
     wanted.clear();
     auto at = keys.begin();
-    for (std::size_t i = 0; i < hashes.size(); ++i) {
+    const auto first = std::lower_bound(hashes.begin(), hashes.end(), keys.front().hash);
+    for (auto i = static_cast<std::size_t>(first - hashes.begin()); i < hashes.size(); ++i) {
       at = std::lower_bound(
           at, keys.end(), hashes[i],
           [](const SortedKey& key, std::uint64_t hash) { return key.hash < hash; });
