@@ -10,8 +10,9 @@ namespace terrace {
 
 // What an index by key takes of memory (docs/decisions/key-index.md).
 inline constexpr std::uint64_t kKeyIndexBytes = 8;
-// All indexes by key may take so much of the budget: the rest is better spent on rows.
-inline constexpr std::uint64_t kIndexBudgetShare = 4;
+// All indexes by key may take one in so many bytes of the budget: with more the cache soon has
+// nothing left to give, with less they beat those by group (docs/decisions/group-index.md).
+inline constexpr std::uint64_t kIndexBudgetShare = 2;
 
 // The index of a new table; auto: by group where the expected keys would take an index by key
 // beyond the table's part of the share of the budget.

@@ -122,8 +122,8 @@ ModelPlan PlanOf(std::vector<std::uint64_t> expected_keys, IndexChoice index) {
 TEST(IndexPlan, AutoGoesByTheTablesPartOfTheBudget) {
   Job job;
   job.memory.budget_bytes = 1024 * kMiB;
-  // A quarter of it is 256 MiB, of which each of two tables has half: 16 Mi keys.
-  const std::uint64_t most = std::uint64_t{16} << 20;
+  // Half of it is 512 MiB, of which each of two tables has half: 32 Mi keys.
+  const std::uint64_t most = std::uint64_t{32} << 20;
   for (const IndexChoice index : {IndexChoice::kAuto, IndexChoice::kKey, IndexChoice::kGroup}) {
     const ModelPlan plan = PlanOf({most, most + 1}, index);
     const IndexKind first = IndexOf(job, plan, plan.tables[0]);
