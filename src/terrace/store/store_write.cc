@@ -245,8 +245,11 @@ Status StoreImpl::RowSink::Add(Key key, std::span<const std::byte> row, std::uin
   ++rows_;
   if (!writer_) TERRACE_RETURN_IF_ERROR(Begin());
   stored_.push_back(stored);
-  TERRACE_RETURN_IF_ERROR(Failed(writer_->Add(key, version_, row)));
-  return writer_->rows() == most_rows_ ? FinishFile() : OkStatus();
+  Status status = writer_->Add(key, version_, row);
+  if (status.ok() && writer_->rows() < most_rows_) [[likely]] {
+    return status;
+  }
+  return status.ok() ? FinishFile() : Failed(std::move(status));
 }
 
 Status StoreImpl::RowSink::Begin() {
