@@ -171,15 +171,23 @@ class S3FifoPolicy final : public EvictionPolicy {
   std::size_t TakeOverdue(std::size_t count, EntryId* victims) {
     const std::uint64_t now = future_->now() / kTicksOfQueue;
     std::size_t taken = 0;
-    while (coming_.rows > 0 && first_ < now && taken < count) {
-      if (coming_rows_[first_ % kComingQueues] == 0) {
-        ++first_;
-        continue;
+    while (true) {
+      std::array<EntryId, kGroup> group;
+      std::size_t size = 0;
+      while (coming_.rows > 0 && first_ < now && size < std::min(kGroup, count - taken)) {
+        if (coming_rows_[first_ % kComingQueues] == 0) {
+          ++first_;
+          continue;
+        }
+        group[size] = PopComing(first_);
+        future_->Prefetch(MixKey(arena_->entry(group[size]).key));
+        ++size;
       }
-      const EntryId id = PopComing(first_);
-      if (!PushIfComing(id)) victims[taken++] = id;
+      if (size == 0) return taken;
+      for (std::size_t i = 0; i < size; ++i) {
+        if (!PushIfComing(group[i])) victims[taken++] = group[i];
+      }
     }
-    return taken;
   }
 
   // Whether a row that came to the end of its queue is no victim, and goes where it belongs.
