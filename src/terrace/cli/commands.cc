@@ -78,7 +78,7 @@ Result<std::string> OutputPlace(FileSystem* fs, const std::string& output) {
   const Result<std::string> followed = FollowLinks(output);
   if (followed.status().code() == StatusCode::kNotFound) {
     return InvalidArgumentError(
-        fmt::format("--output '{}' is a link that leads nowhere; name a file", output));
+        fmt::format("--output '{}' is a link that leads to no file; name a file", output));
   }
   TERRACE_RETURN_IF_ERROR(followed.status());
   const std::string& place = *followed;

@@ -239,10 +239,11 @@ void GroupStore::PlanPart(std::span<const SortedKey> order, std::size_t* next,
       if (blocks->empty() || blocks->back().start != start) {
         if (blocks->size() == part_blocks_) return;
         const bool learns = !filters_.IsKnown(group) && !directory_.IsDivided(group);
-        blocks->push_back({start, wanted->size(), wanted->size(), learns});
+        const auto at = static_cast<std::uint32_t>(wanted->size());
+        blocks->push_back({start, at, at, learns});
       }
       wanted->push_back(key);
-      blocks->back().end = wanted->size();
+      blocks->back().end = static_cast<std::uint32_t>(wanted->size());
     }
   }
 }
@@ -339,10 +340,12 @@ std::uint64_t GroupStore::MostWriteBytes(std::uint64_t rows, std::uint64_t in_or
   std::uint64_t most = std::min(in_order, blocks) +
                        (blocks > others / writes ? others : blocks * writes) +
                        2 * rows / layout_.most_rows + 2 * writes;
-  if (options_.expiry != nullptr) most = 2 * most + writes * part_blocks_;
-  // While it is written, a file has the space of as many blocks as it may hold.
-  const std::uint64_t file_blocks = inner_->rows_per_file();
-  return inner_->MostWriteBytes(most + file_blocks, 0, most / file_blocks + 1 + writes);
+  if (options_.expiry != nullptr) {
+    // As many blocks again, or what a buffer holds, until the sweeps have come round twice.
+    most += std::min(most + writes * part_blocks_, 2 * (most + inner_->rows()));
+  }
+  // A write's last file may be one that was begun for what it did not expect.
+  return inner_->MostWriteBytes(most, 0, 2 * writes);
 }
 
 std::uint64_t GroupStore::LikelyWriteBytes(std::uint64_t rows) const {

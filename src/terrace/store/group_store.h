@@ -77,14 +77,14 @@ class GroupStore final : public Store {
   // Keys of one block, [begin, end) of a sorted batch.
   struct BlockKeys {
     std::uint64_t start;
-    std::size_t begin, end;
+    std::uint32_t begin, end;
     bool learns;  // Its keys would tell the filter of its group all that it is to know.
   };
   // What a write changes at a time: of two parts one is read while the other one is merged and
   // written.
   struct WritePart {
-    std::vector<BlockKeys> blocks;    // As many as the buffer holds, ascending.
-    std::vector<std::uint8_t> found;  // (blocks) Those that are there, in the buffer.
+    std::span<const BlockKeys> blocks;  // As many as the buffer holds, ascending.
+    std::vector<std::uint8_t> found;    // (blocks) Those that are there, in the buffer.
     HugeBuffer buffer;
   };
   class Staged;  // A write whose blocks are staged.
@@ -128,19 +128,15 @@ class GroupStore final : public Store {
   Result<std::unique_ptr<Staged>> StageRows(std::span<const Key> keys,
                                             std::span<const std::byte* const> rows)
       TERRACE_REQUIRES(stage_mu_) TERRACE_EXCLUDES(mu_, publish_mu_);
-  // The blocks of the keys from order[*next] on, as many as a buffer holds.
-  void PlanWrite(std::span<const SortedKey> order, std::size_t* next,
-                 std::vector<BlockKeys>* blocks) TERRACE_EXCLUDES(mu_);
+  std::vector<BlockKeys> PlanWrite(std::span<const SortedKey> order) TERRACE_EXCLUDES(mu_);
   // The rows of a block (null: there is none) with those of `news`, or, with no rows, without them;
   // returns how many it leaves out because they may go.
   std::size_t Merge(const BlockView* block, std::span<const SortedKey> news,
                     std::span<const std::byte* const> rows, std::vector<BlockRow>* merged) const;
-  // Merges the blocks of each part that `plan` makes, until it makes an empty one, with the keys of
-  // `order` that it says of them, and writes those that change.
-  Status WriteParts(const std::function<void(std::vector<BlockKeys>*)>& plan,
-                    std::span<const SortedKey> order, std::span<const std::byte* const> rows,
-                    BlockWriter* out) TERRACE_REQUIRES(stage_mu_)
-      TERRACE_EXCLUDES(mu_, publish_mu_);
+  // Merges the blocks with the keys of `order` that they say, and writes those that change.
+  Status WriteBlocks(std::span<const BlockKeys> blocks, std::span<const SortedKey> order,
+                     std::span<const std::byte* const> rows, BlockWriter* out)
+      TERRACE_REQUIRES(stage_mu_) TERRACE_EXCLUDES(mu_, publish_mu_);
   Status MergePart(const WritePart& part, std::span<const SortedKey> order,
                    std::span<const std::byte* const> rows, BlockWriter* out)
       TERRACE_EXCLUDES(mu_, publish_mu_);

@@ -40,6 +40,8 @@ class GroupStore::BlockWriter {
   BlockWriter(const GroupLayout* layout, StoreImpl::RowSink* sink, Staged* staged)
       : layout_(layout), sink_(sink), staged_(staged), block_(layout->block_bytes) {}
 
+  // About so many blocks more are to be written.
+  void Expect(std::uint64_t blocks) { sink_->Expect(blocks); }
   // old: the block was there.
   Status Add(std::uint64_t start, bool old, std::span<const BlockRow> rows) {
     const std::size_t pieces = layout_->PiecesFor(rows.size());
@@ -101,21 +103,19 @@ std::uint64_t GroupStore::NewestStartOf(std::uint64_t hash) const {
   return start;
 }
 
-void GroupStore::PlanWrite(std::span<const SortedKey> order, std::size_t* next,
-                           std::vector<BlockKeys>* blocks) {
-  blocks->clear();
-  while (*next < order.size()) {
+std::vector<GroupStore::BlockKeys> GroupStore::PlanWrite(std::span<const SortedKey> order) {
+  std::vector<BlockKeys> blocks;
+  for (std::size_t next = 0; next < order.size();) {
     MutexLock state(&mu_);
-    const std::size_t end = std::min(order.size(), *next + kIndexBatch);
-    for (; *next < end; ++*next) {
-      const std::uint64_t start = NewestStartOf(order[*next].hash);
-      if (blocks->empty() || blocks->back().start != start) {
-        if (blocks->size() == part_blocks_) return;
-        blocks->push_back({start, *next, *next, false});
-      }
-      blocks->back().end = *next + 1;
+    const std::size_t end = std::min(order.size(), next + kIndexBatch);
+    for (; next < end; ++next) {
+      const std::uint64_t start = NewestStartOf(order[next].hash);
+      const auto at = static_cast<std::uint32_t>(next);
+      if (blocks.empty() || blocks.back().start != start) blocks.push_back({start, at, at, false});
+      blocks.back().end = at + 1;
     }
   }
+  return blocks;
 }
 
 std::size_t GroupStore::Merge(const BlockView* block, std::span<const SortedKey> news,
@@ -158,10 +158,9 @@ Result<std::unique_ptr<GroupStore::Staged>> GroupStore::StageRows(
   }
   const auto fill = [&](StoreImpl::RowSink* sink) TERRACE_REQUIRES(stage_mu_) -> Status {
     BlockWriter out(&layout_, sink, staged.get());
-    std::size_t next = 0;
-    TERRACE_RETURN_IF_ERROR(
-        WriteParts([&](std::vector<BlockKeys>* blocks) { PlanWrite(order, &next, blocks); }, order,
-                   rows, &out));
+    const std::vector<BlockKeys> blocks = PlanWrite(order);
+    out.Expect(blocks.size() + 2 * order.size() / layout_.most_rows + 2);  // Some are divided.
+    TERRACE_RETURN_IF_ERROR(WriteBlocks(blocks, order, rows, &out));
     return SweepDue() ? Sweep(std::max(part_blocks_, staged->blocks.size()), &out) : OkStatus();
   };
   TERRACE_ASSIGN_OR_RETURN(staged->rows, inner_->StageFrom(fill));
@@ -171,14 +170,17 @@ Result<std::unique_ptr<GroupStore::Staged>> GroupStore::StageRows(
   return staged;
 }
 
-Status GroupStore::WriteParts(const std::function<void(std::vector<BlockKeys>*)>& plan,
-                              std::span<const SortedKey> order,
-                              std::span<const std::byte* const> rows, BlockWriter* out) {
+Status GroupStore::WriteBlocks(std::span<const BlockKeys> blocks, std::span<const SortedKey> order,
+                               std::span<const std::byte* const> rows, BlockWriter* out) {
   WritePart *now = &parts_[0], *next = &parts_[1];
-  plan(&now->blocks);
+  const auto take = [&](WritePart* part) {
+    part->blocks = blocks.first(std::min(part_blocks_, blocks.size()));
+    blocks = blocks.subspan(part->blocks.size());
+  };
+  take(now);
   if (!now->blocks.empty()) TERRACE_RETURN_IF_ERROR(ReadPart(now));
   for (; !now->blocks.empty(); std::swap(now, next)) {
-    plan(&next->blocks);
+    take(next);
     Status merged, read;
     constexpr int kMerge = 0;
     const auto step = [&](int task) TERRACE_REQUIRES(stage_mu_) {
@@ -232,29 +234,20 @@ Status GroupStore::Sweep(std::size_t blocks, BlockWriter* out) {
   if (sweep_next_ == 0) sweep_points_ = options_.expiry->points();
   // Those that this write has made anew are swept.
   const std::vector<std::uint64_t> swept = out->staged()->blocks;
-  std::vector<BlockKeys> found;  // Of groups that were looked at, from `taken` on not planned yet.
-  std::size_t seen = 0, taken = 0;
+  std::vector<BlockKeys> found;  // Of the groups that are looked at.
   bool ended = false;
-  const auto plan = [&](std::vector<BlockKeys>* part) TERRACE_REQUIRES(stage_mu_) {
-    part->clear();
-    if (taken == found.size() && seen < blocks && !ended) {
-      found.clear();
-      taken = 0;
-      MutexLock state(&mu_);
-      while (found.size() < part_blocks_ && !ended) {
-        for (const std::uint64_t start : directory_.StartsOf(sweep_next_)) {
-          if (std::binary_search(swept.begin(), swept.end(), start)) continue;
-          found.push_back({start, 0, 0, false});
-        }
-        ended = ++sweep_next_ == directory_.groups();
+  while (found.size() < blocks && !ended) {
+    MutexLock state(&mu_);
+    for (std::size_t n = 0; n < kIndexBatch && found.size() < blocks && !ended; ++n) {
+      for (const std::uint64_t start : directory_.StartsOf(sweep_next_)) {
+        if (std::binary_search(swept.begin(), swept.end(), start)) continue;
+        found.push_back({start, 0, 0, false});
       }
-      seen += found.size();
+      ended = ++sweep_next_ == directory_.groups();
     }
-    for (; taken < found.size() && part->size() < part_blocks_; ++taken) {
-      part->push_back(found[taken]);
-    }
-  };
-  TERRACE_RETURN_IF_ERROR(WriteParts(plan, {}, {}, out));
+  }
+  out->Expect(std::min<std::uint64_t>(found.size(), inner_->rows()));
+  TERRACE_RETURN_IF_ERROR(WriteBlocks(found, {}, {}, out));
   if (ended) {
     sweep_next_ = 0;
     swept_points_ = sweep_points_;

@@ -115,7 +115,7 @@ class StoreImpl final : public Store {
                     std::span<std::byte* const> rows, std::span<std::uint8_t> found,
                     std::span<std::byte> buffer);
   std::uint64_t rows_in_blocks() const;
-  std::uint64_t rows_per_file() const { return rows_per_file_; }
+  std::uint64_t rows() const;
 
  private:
   class KeyShare;  // Of a recovery, one thread's.
@@ -238,10 +238,10 @@ class StoreImpl final : public Store {
                                                     std::span<const std::byte* const> rows,
                                                     std::span<const std::uint8_t> stored)
       TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
-  // Writes the files of rows that `fill` adds. next_file: called before each, reserves space and
-  // slot for it and says how many rows it has at most.
+  // Writes the files of rows that `fill` adds. next_file: called before each with the number of
+  // rows that are expected, reserves space and slot for it and says how many rows it has at most.
   using Fill = std::function<Status(RowSink*)>;
-  using NextFile = std::function<Result<std::uint64_t>(StagedFiles*)>;
+  using NextFile = std::function<Result<std::uint64_t>(StagedFiles*, std::uint64_t expected)>;
   Result<std::unique_ptr<StagedFiles>> StageFiles(bool deletion, const NextFile& next_file,
                                                   const Fill& fill) TERRACE_REQUIRES(write_mu_)
       TERRACE_EXCLUDES(mu_);
@@ -414,6 +414,8 @@ class StoreImpl final : public Store {
 // Takes the rows of a write, one after another, to its files. Threads: that of the write.
 class StoreImpl::RowSink {
  public:
+  // About so many rows more are to come: the next file gets space for no more.
+  void Expect(std::uint64_t rows) { expected_ = rows; }
   // row: copied; empty in a deletion. The first failure of a file that is known by then.
   Status Add(Key key, std::span<const std::byte> row, std::uint8_t stored);
 
@@ -438,6 +440,7 @@ class StoreImpl::RowSink {
   std::uint64_t most_rows_ = 0;                // which gets so many,
   std::vector<std::uint8_t> stored_;           // and this is known of those that it has.
   std::uint64_t rows_ = 0;                     // Of all files.
+  std::uint64_t expected_ = 0;
   bool failed_ = false;
 };
 

@@ -364,7 +364,13 @@ std::uint64_t StoreImpl::rows_in_blocks() const {
 std::uint64_t StoreImpl::MostWriteBytes(std::uint64_t rows, std::uint64_t /*in_order*/,
                                         std::uint64_t writes) const {
   // A row's place in the key section; a file's header, footer and what its sections are rounded by.
-  return rows * (layout_.record_bytes + kKeyEntryBytes) + writes * 4 * kBlockBytes;
+  return rows * (layout_.record_bytes + kKeyEntryBytes) +
+         (rows / rows_per_file_ + writes) * 4 * kBlockBytes;
+}
+
+std::uint64_t StoreImpl::rows() const {
+  MutexLock lock(&mu_);
+  return index_->size();
 }
 
 std::uint64_t StoreImpl::index_bytes() const {

@@ -86,14 +86,14 @@ Result<std::unique_ptr<StagedRows>> StoreImpl::StageFrom(
     const std::function<Status(RowSink*)>& fill) {
   MutexLock lock(&write_mu_);
   TERRACE_RETURN_IF_ERROR(BeginWrite());
-  const std::uint64_t bytes = layout_.FileBytes(rows_per_file_);
-  const auto next_file = [&](StagedFiles* staged)
+  const auto next_file = [&](StagedFiles* staged, std::uint64_t expected)
                              TERRACE_REQUIRES(write_mu_) -> Result<std::uint64_t> {
-    if (options_.background_compaction) AwaitCompaction(rows_per_file_);
-    TERRACE_RETURN_IF_ERROR(ReserveUnderPressure(bytes, 1));
-    staged->bytes += bytes;
+    const std::uint64_t rows = std::min(expected, rows_per_file_);
+    if (options_.background_compaction) AwaitCompaction(rows);
+    TERRACE_RETURN_IF_ERROR(ReserveUnderPressure(layout_.FileBytes(rows), 1));
+    staged->bytes += layout_.FileBytes(rows);
     ++staged->slots;
-    return rows_per_file_;
+    return rows;
   };
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<StagedFiles> staged,
                            StageFiles(/*deletion=*/false, next_file, fill));
@@ -162,7 +162,7 @@ Result<std::unique_ptr<StoreImpl::StagedFiles>> StoreImpl::StageRecords(
   const auto rows_of = [&](std::uint64_t f) {
     return FileBegin(f + 1, file_count, keys.size()) - FileBegin(f, file_count, keys.size());
   };
-  const auto next_file = [&](StagedFiles* staged)
+  const auto next_file = [&](StagedFiles* staged, std::uint64_t /*expected*/)
                              TERRACE_REQUIRES(write_mu_) -> Result<std::uint64_t> {
     if (staged->files.empty()) {  // The first: space for all of them.
       std::uint64_t bytes = 0;
@@ -174,6 +174,7 @@ Result<std::unique_ptr<StoreImpl::StagedFiles>> StoreImpl::StageRecords(
     return rows_of(staged->files.size());
   };
   const auto fill = [&](RowSink* sink) -> Status {
+    sink->Expect(keys.size());
     for (std::size_t i = 0; i < keys.size(); ++i) {
       if (!rows.empty() && i + kPrefetchRows < keys.size()) {
         PrefetchRead(rows[i + kPrefetchRows],
@@ -245,6 +246,7 @@ Status StoreImpl::RowSink::Add(Key key, std::span<const std::byte> row, std::uin
   ++rows_;
   if (!writer_) TERRACE_RETURN_IF_ERROR(Begin());
   stored_.push_back(stored);
+  if (expected_ > 0) --expected_;
   Status status = writer_->Add(key, version_, row);
   if (status.ok() && writer_->rows() < most_rows_) [[likely]] {
     return status;
@@ -254,7 +256,9 @@ Status StoreImpl::RowSink::Add(Key key, std::span<const std::byte> row, std::uin
 
 Status StoreImpl::RowSink::Begin() {
   use_.reset();
-  TERRACE_ASSIGN_OR_RETURN(most_rows_, (*next_file_)(staged_));
+  constexpr std::uint64_t kMoreThanExpected = 64;
+  if (expected_ == 0) expected_ = kMoreThanExpected;
+  TERRACE_ASSIGN_OR_RETURN(most_rows_, (*next_file_)(staged_, expected_));
   use_.emplace(&store_->pace_, CompactionPace::kUse);
   // Whatever becomes of it, Abandon removes it by this entry.
   ParameterFileInfo planned;

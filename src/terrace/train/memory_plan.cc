@@ -217,7 +217,8 @@ Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input) {
         input.index_room_bytes > 0
             ? fmt::format(", which is to have room for {} rows", FormatCount(kIndexRoomRows))
             : "",
-        FormatBytes(least.io_bytes + least.slack_bytes + least.transient_bytes),
+        FormatBytes(least.io_bytes + least.slack_bytes + least.transient_bytes +
+                    BatchesBytes(input, input.minibatch)),
         FiltersText(least, ", admission filters ")));
   }
   const std::uint64_t rest = input.budget_bytes - fixed;

@@ -25,6 +25,12 @@ const TableJob& TableNamed(const Job& job, const std::string& name) {
   return job.tables.at(name);
 }
 
+// I1 to I13 of a Criteo log.
+bool IsIntegerColumn(std::string_view name) {
+  if (name.size() < 2 || name.front() != 'I') return false;
+  return std::all_of(name.begin() + 1, name.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
 Status CheckNames(const Job& job, const DataSchema& data) {
   std::vector<std::string> names;
   for (const DataSchema::Slot& slot : data.slots) names.push_back(slot.name);
@@ -34,8 +40,10 @@ Status CheckNames(const Job& job, const DataSchema& data) {
     const std::string nearest = NearestName(name, names);
     if (!problems.empty()) problems += '\n';
     problems += fmt::format("slots.{}: the data has no slot '{}'; ", name, name) +
-                (nearest.empty() ? fmt::format("it has: {}", fmt::join(names, ", "))
-                                 : fmt::format("did you mean '{}'?", nearest));
+                (IsIntegerColumn(name)
+                     ? "integer columns are slots where data.integers is bucket or both"
+                 : nearest.empty() ? fmt::format("it has: {}", fmt::join(names, ", "))
+                                   : fmt::format("did you mean '{}'?", nearest));
   }
   if (problems.empty()) return OkStatus();
   return InvalidArgumentError(problems);

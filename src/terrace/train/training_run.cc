@@ -186,11 +186,14 @@ Status TrainingRun::ReserveForLastCheckpoint() {
   } while (DropOldest());
   MutexLock lock(&stop_mu_);
   if (stop_after_checkpoint_.ok()) {
+    // For the next checkpoint as much again as for this one.
+    const std::uint64_t enough = quota_->used() + 2 * needed;
     stop_after_checkpoint_ = IoError(fmt::format(
-        "ssd.quota of {} is nearly used up: {} are in use, and a checkpoint of what memory holds "
-        "needs up to {} more. "
-        "The run has stopped after that checkpoint: go on with --resume and a larger ssd.quota",
-        FormatBytes(quota_->limit()), FormatBytes(quota_->used()), FormatBytes(needed)));
+        "ssd.quota of {} does not last: {} are in use, and up to {} more have to stay free for a "
+        "checkpoint of what memory holds. The run has stopped after that checkpoint: go on with "
+        "--resume --set ssd.quota={}MiB",
+        FormatBytes(quota_->limit()), FormatBytes(quota_->used()), FormatBytes(needed),
+        (enough + kMiB - 1) / kMiB));
   }
   return OkStatus();
 }

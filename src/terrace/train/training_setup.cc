@@ -225,6 +225,10 @@ Status TrainingRun::OpenRun(RunMode mode) {
   TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids, run_->ListCheckpoints());
   const std::string metrics_path = JoinPath(run_->path(), "metrics.jsonl");
   if (ids.empty()) {
+    if (mode == RunMode::kResume) {
+      LogText(LogLevel::kInfo,
+              fmt::format("'{}' has no checkpoint to go on from: the run begins", job_.output));
+    }
     TERRACE_RETURN_IF_ERROR(CheckQuota());
     TERRACE_RETURN_IF_ERROR(run_->RemoveStrays());
     TERRACE_ASSIGN_OR_RETURN(
