@@ -39,11 +39,11 @@ Status CheckNames(const Job& job, const DataSchema& data) {
     if (std::find(names.begin(), names.end(), name) != names.end()) continue;
     const std::string nearest = NearestName(name, names);
     if (!problems.empty()) problems += '\n';
-    problems += fmt::format("slots.{}: the data has no slot '{}'; ", name, name) +
-                (IsIntegerColumn(name)
-                     ? "integer columns are slots where data.integers is bucket or both"
-                 : nearest.empty() ? fmt::format("it has: {}", fmt::join(names, ", "))
-                                   : fmt::format("did you mean '{}'?", nearest));
+    problems +=
+        fmt::format("slots.{}: the data has no slot '{}'; ", name, name) +
+        (IsIntegerColumn(name) ? "integer columns are slots where data.integers is bucket or both"
+         : nearest.empty()     ? fmt::format("it has: {}", fmt::join(names, ", "))
+                               : fmt::format("did you mean '{}'?", nearest));
   }
   if (problems.empty()) return OkStatus();
   return InvalidArgumentError(problems);
