@@ -89,7 +89,7 @@ def test_killed_by_group(terrace, workspace, job, reference, sample_seed):
 @pytest.mark.parametrize("budget,index", [(jobs.SMALL_BUDGET, "group"), (jobs.LARGE_BUDGET, "key")])
 def test_auto_goes_by_the_budget(terrace, workspace, logs, budget, index):
     job = jobs.tiny([logs.criteo(2000)])
-    job["table"]["expected_keys"] = 5_000_000
+    job["table"]["expected_keys"] = 10_000_000
     run = harness.Run(terrace, workspace, job, **{"memory.budget": budget})
     outcome = run.train().expect(0)
     assert LINE[index] in outcome.output
