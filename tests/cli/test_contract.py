@@ -360,7 +360,7 @@ def test_overwrite_spares_foreign_folders(terrace, workspace, log):
 
 def test_resume_without_a_run_starts_it(terrace, workspace, log, finished):
     run = harness.Run(terrace, workspace, jobs.tiny([log], [log]))
-    run.train("--resume").expect(0)
+    assert "no checkpoint to go on from: the run begins" in run.train("--resume").expect(0).output
     assert run.digest() == finished.digest()
 
 

@@ -468,6 +468,7 @@ def test_a_second_signal_ends_at_once(terrace, workspace, log):
         process.signal(number)
     outcome = process.wait(20).expect(1)
     assert "interrupted after a checkpoint" not in outcome.output, outcome.output
+    assert "interrupted again: ended at once" in outcome.output, outcome.output
     assert run.verify()
 
 

@@ -69,6 +69,9 @@ TEST(ModelPlan, RefusesWhatTheDataDoesNotHave) {
             "slots.c1: the data has no slot 'c1'; did you mean 'C1'?");
   EXPECT_EQ(error("slots: {user: {dim: 3}}\n"),
             "slots.user: the data has no slot 'user'; it has: C1, C2, C3");
+  EXPECT_EQ(error("slots: {I1: {dim: 3}}\n"),
+            "slots.I1: the data has no slot 'I1'; integer columns are slots where data.integers is "
+            "bucket or both");
   EXPECT_EQ(error("tables: {ads: {}}\n"),
             "tables.ads: no slot uses this table; give it one under slots, or take it out");
 }
