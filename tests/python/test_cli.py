@@ -317,7 +317,8 @@ def test_outputs_that_must_not_be_replaced(terrace, finished, log, workspace):
     (workspace / "link").symlink_to(workspace / "behind")
     (workspace / "behind").write_text("old")
     for command in (("generate", "--rows", 100), ("predict", finished.path, "--data", log)):
-        for name, words in (("folder", "is a folder"), ("pipe", "is a device or a pipe"), ("broken", "leads to no file")):
+        for name, words in (("folder", "is a folder"), ("pipe", "is a device or a pipe"), ("broken", "leads to no file"),
+                            ("missing/out.txt", "missing/' is not there")):
             before = sorted(workspace.iterdir())
             refused = run_binary(terrace, *command, "--output", workspace / name)
             assert refused.returncode == 2 and words in refused.stderr, refused.stderr

@@ -84,7 +84,13 @@ Result<std::string> OutputPlace(FileSystem* fs, const std::string& output) {
   const std::string& place = *followed;
   TERRACE_RETURN_IF_ERROR(RefuseInsideRun(fs, place).WithContext("--output"));
   const Result<FileInfo> info = fs->Stat(place);
-  if (info.status().code() == StatusCode::kNotFound) return place;
+  if (info.status().code() == StatusCode::kNotFound) {
+    const std::size_t slash = place.rfind('/');
+    const std::string folder = slash == std::string::npos ? "." : place.substr(0, slash + 1);
+    if (fs->Stat(folder).status().code() != StatusCode::kNotFound) return place;
+    return InvalidArgumentError(
+        fmt::format("--output '{}': the folder '{}' is not there", output, folder));
+  }
   TERRACE_RETURN_IF_ERROR(info.status());
   if (!info->is_directory && !info->is_special) return place;
   return InvalidArgumentError(
