@@ -31,8 +31,7 @@ extern "C" void OnStopSignal(int) {
   // The second one ends at once: whoever sends it does not want to wait for a checkpoint, and must
   // not read from the exit code that one was taken. Relaxed: a count that orders nothing.
   if (g_stop_signals.fetch_add(1, std::memory_order_relaxed) == 0) return;
-  constexpr char kText[] =
-      "interrupted again: ended at once, without a checkpoint of what came last\n";
+  constexpr char kText[] = "interrupted again: ended at once\n";
   // Nothing can be done about a terminal that is gone.
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kText, sizeof kText - 1);
   _exit(kExitFailed);

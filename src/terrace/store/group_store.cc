@@ -123,8 +123,8 @@ Status GroupStore::Allocate() {
   MutexLock lock(&stage_mu_);
   stage_workers_ = std::make_unique<WorkerGroup>(
       "store-merge", options_.background_compaction ? 2 : 1, nullptr, ThreadPriority::kYielding);
-  for (WritePart& part : parts_) {
-    TERRACE_ASSIGN_OR_RETURN(part.buffer, HugeBuffer::Allocate(bytes));
+  for (HugeBuffer& buffer : part_buffers_) {
+    TERRACE_ASSIGN_OR_RETURN(buffer, HugeBuffer::Allocate(bytes));
   }
   // What is read of staged files lies in runs.
   constexpr std::uint64_t kMostPendingBytes = 256 << 10;
@@ -337,9 +337,9 @@ std::uint64_t GroupStore::MostWriteBytes(std::uint64_t rows, std::uint64_t in_or
   // Each row may ask for a block of its own, until all are written by each write, or, of rows in
   // order, by one and some by the next one too; blocks are divided; and a sweep goes along.
   const std::uint64_t others = rows - in_order;
-  std::uint64_t most = std::min(in_order, blocks) +
-                       (blocks > others / writes ? others : blocks * writes) +
-                       2 * rows / layout_.most_rows + 2 * writes;
+  std::uint64_t most =
+      std::min(in_order, blocks) + (blocks > others / writes ? others : blocks * writes) +
+      2 * rows / layout_.most_rows + writes * (2 + StoreImpl::RowSink::kMoreThanExpected);
   if (options_.expiry != nullptr) {
     // As many blocks again, or what a buffer holds, until the sweeps have come round twice.
     most += std::min(most + writes * part_blocks_, 2 * (most + inner_->rows()));

@@ -85,7 +85,7 @@ class GroupStore final : public Store {
   struct WritePart {
     std::span<const BlockKeys> blocks;  // As many as the buffer holds, ascending.
     std::vector<std::uint8_t> found;    // (blocks) Those that are there, in the buffer.
-    HugeBuffer buffer;
+    const HugeBuffer* buffer;
   };
   class Staged;  // A write whose blocks are staged.
   class BlockWriter;
@@ -169,7 +169,7 @@ class GroupStore final : public Store {
   HugeBuffer read_blocks_ TERRACE_GUARDED_BY(read_mu_);
 
   Mutex stage_mu_;
-  WritePart parts_[2] TERRACE_GUARDED_BY(stage_mu_);
+  HugeBuffer part_buffers_[2] TERRACE_GUARDED_BY(stage_mu_);
   // One merges and writes while the other reads; only one where nothing is done in the background.
   std::unique_ptr<WorkerGroup> stage_workers_ TERRACE_GUARDED_BY(stage_mu_);
   HugeBuffer pending_buffer_ TERRACE_GUARDED_BY(stage_mu_);

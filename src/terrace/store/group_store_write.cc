@@ -172,7 +172,8 @@ Result<std::unique_ptr<GroupStore::Staged>> GroupStore::StageRows(
 
 Status GroupStore::WriteBlocks(std::span<const BlockKeys> blocks, std::span<const SortedKey> order,
                                std::span<const std::byte* const> rows, BlockWriter* out) {
-  WritePart *now = &parts_[0], *next = &parts_[1];
+  WritePart parts[2] = {{{}, {}, &part_buffers_[0]}, {{}, {}, &part_buffers_[1]}};
+  WritePart *now = &parts[0], *next = &parts[1];
   const auto take = [&](WritePart* part) {
     part->blocks = blocks.first(std::min(part_blocks_, blocks.size()));
     blocks = blocks.subspan(part->blocks.size());
@@ -206,7 +207,7 @@ Status GroupStore::MergePart(const WritePart& part, std::span<const SortedKey> o
     const std::span<const SortedKey> news = order.subspan(begin, end - begin);
     std::optional<BlockView> block;
     if (part.found[b] != 0) {
-      TERRACE_ASSIGN_OR_RETURN(block, ParseBlock(BlockIn(part.buffer, b), start));
+      TERRACE_ASSIGN_OR_RETURN(block, ParseBlock(BlockIn(*part.buffer, b), start));
     }
     const std::size_t expired = Merge(block ? &*block : nullptr, news, rows, &merged);
     const std::size_t old_rows = block ? block->size() : 0;
@@ -266,7 +267,7 @@ Status GroupStore::ReadPart(WritePart* part) {
   for (std::size_t i = 0; i < part->blocks.size(); ++i) {
     if (part->found[i] != 0) continue;
     keys.push_back(UnmixKey(part->blocks[i].start));
-    blocks.push_back(BlockIn(part->buffer, i).data());
+    blocks.push_back(BlockIn(*part->buffer, i).data());
     places.push_back(i);
   }
   std::vector<std::uint8_t> there(keys.size());
@@ -309,7 +310,7 @@ Status GroupStore::ReadPending(WritePart* part) {
       if (part->found[i] != 0) continue;
       if (!std::binary_search(staged->blocks.begin(), staged->blocks.end(), start)) continue;
       wanted.push_back(start);
-      blocks.push_back(BlockIn(part->buffer, i).data());
+      blocks.push_back(BlockIn(*part->buffer, i).data());
       places.push_back(i);
     }
     if (wanted.empty()) continue;

@@ -414,8 +414,10 @@ class StoreImpl final : public Store {
 // Takes the rows of a write, one after another, to its files. Threads: that of the write.
 class StoreImpl::RowSink {
  public:
-  // About so many rows more are to come: the next file gets space for no more.
-  void Expect(std::uint64_t rows) { expected_ = rows; }
+  // A file that is begun for rows that nobody expected has space for so many.
+  static constexpr std::uint64_t kMoreThanExpected = 16;
+  // About so many rows are to come from here on: the next file gets space for no more.
+  void Expect(std::uint64_t rows) { expected_ = rows + (writer_ ? writer_->rows() : 0); }
   // row: copied; empty in a deletion. The first failure of a file that is known by then.
   Status Add(Key key, std::span<const std::byte> row, std::uint8_t stored);
 
@@ -439,8 +441,8 @@ class StoreImpl::RowSink {
   std::optional<ParameterFileWriter> writer_;  // Of the file in the making,
   std::uint64_t most_rows_ = 0;                // which gets so many,
   std::vector<std::uint8_t> stored_;           // and this is known of those that it has.
+  std::uint64_t expected_ = 0;                 // Of this file and those to come.
   std::uint64_t rows_ = 0;                     // Of all files.
-  std::uint64_t expected_ = 0;
   bool failed_ = false;
 };
 

@@ -174,7 +174,6 @@ Result<std::unique_ptr<StoreImpl::StagedFiles>> StoreImpl::StageRecords(
     return rows_of(staged->files.size());
   };
   const auto fill = [&](RowSink* sink) -> Status {
-    sink->Expect(keys.size());
     for (std::size_t i = 0; i < keys.size(); ++i) {
       if (!rows.empty() && i + kPrefetchRows < keys.size()) {
         PrefetchRead(rows[i + kPrefetchRows],
@@ -246,7 +245,6 @@ Status StoreImpl::RowSink::Add(Key key, std::span<const std::byte> row, std::uin
   ++rows_;
   if (!writer_) TERRACE_RETURN_IF_ERROR(Begin());
   stored_.push_back(stored);
-  if (expected_ > 0) --expected_;
   Status status = writer_->Add(key, version_, row);
   if (status.ok() && writer_->rows() < most_rows_) [[likely]] {
     return status;
@@ -256,9 +254,8 @@ Status StoreImpl::RowSink::Add(Key key, std::span<const std::byte> row, std::uin
 
 Status StoreImpl::RowSink::Begin() {
   use_.reset();
-  constexpr std::uint64_t kMoreThanExpected = 64;
-  if (expected_ == 0) expected_ = kMoreThanExpected;
-  TERRACE_ASSIGN_OR_RETURN(most_rows_, (*next_file_)(staged_, expected_));
+  TERRACE_ASSIGN_OR_RETURN(most_rows_,
+                           (*next_file_)(staged_, std::max(expected_, kMoreThanExpected)));
   use_.emplace(&store_->pace_, CompactionPace::kUse);
   // Whatever becomes of it, Abandon removes it by this entry.
   ParameterFileInfo planned;
@@ -280,7 +277,8 @@ Status StoreImpl::RowSink::FinishFile() {
   Result<ParameterFileInfo> info = writer_->Finish();
   TERRACE_RETURN_IF_ERROR(Failed(info.status()));
   FilePtr& file = staged_->files.back();
-  TERRACE_CHECK(info->bytes <= file->info.bytes);
+  TERRACE_CHECK(info->bytes == store_->layout_.FileBytes(info->rows) && info->rows <= most_rows_);
+  expected_ -= std::min(expected_, info->rows);
   const std::uint64_t unused = file->info.bytes - info->bytes;
   store_->GiveSpace(unused);
   staged_->bytes -= unused;
