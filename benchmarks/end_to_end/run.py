@@ -5,6 +5,7 @@
                    memory (scripts/setup-peers first)
   run.py curve     examples/s against model bytes / memory budget, with either index
   run.py overlap   wall time at depth 2 against what the job could take at best
+  run.py interrupt seconds from SIGINT to the end of the process, with its checkpoint
 
 "n threads" means a process bound to n cores. Figures of different machines, or of different minutes of
 a shared one, don't compare: read the ratios.
@@ -17,6 +18,7 @@ import platform
 import re
 import resource
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -98,13 +100,18 @@ class Trainer:
         self.settings = [argument for setting in options.set for argument in ("--set", setting)]
         self.count = 0
 
-    def train(self, job, threads, keep=False):
+    def command(self, job, threads):
+        """What trains it, and the run's folder."""
         self.count += 1
         run = self.folder / f"run{self.count}"
         path = self.folder / f"run{self.count}.yaml"
         path.write_text(yaml.safe_dump({**job, "output": str(run)}, sort_keys=False))
+        return bound([self.binary, "train", path, *self.settings], threads), run
+
+    def train(self, job, threads, keep=False):
+        command, run = self.command(job, threads)
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        execute(bound([self.binary, "train", path, *self.settings], threads))
+        execute(command)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         summary = json.loads((run / "summary.json").read_text())
         # Of all threads, the kernel's part in it too.
@@ -353,10 +360,46 @@ def print_timeline(seconds):
             print(f"depth 2, {name.replace('_', ' ')}, by tenths of the run: " + " ".join(f"{100 * s:.0f} %" for s in shares))
 
 
+def interrupt(options):
+    """The aim is that of SIGINT: 20 seconds, whatever is dirty."""
+    trainer = Trainer(options)
+    print(f"machine: {machine()}")
+    results = []
+    try:
+        for after in options.after:
+            threads = options.threads[-1]
+            job = synthetic(options.seed, options.rows, options.cardinality, options.dims[0], [int(h) for h in options.hidden[0].split(",")],
+                            2048, threads, options.budget, training={"batch": options.batch})
+            command, run = trainer.command(job, threads)
+            with open(trainer.folder / "log", "w+") as log:
+                process = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                try:
+                    code = process.wait(after)
+                    log.seek(0)
+                    raise SystemExit(f"the run ended with {code} before it was interrupted (more --rows?):\n{log.read()[-2000:]}")
+                except subprocess.TimeoutExpired:
+                    start = time.monotonic()
+                    process.send_signal(signal.SIGINT)
+                code = process.wait()
+                seconds = time.monotonic() - start
+                log.seek(0)
+                if code != 130:
+                    raise SystemExit(f"exit status {code}, not 130:\n{log.read()[-2000:]}")
+            summary = json.loads((run / "summary.json").read_text())
+            results.append({"after": after, "seconds": seconds, "examples": summary["examples"], "rows": summary["rows"],
+                            "model_bytes": summary["model_bytes"], "write_bytes": summary["ssd"]["write_bytes"]})
+            print(f"SIGINT after {after:g} s, at {summary['examples']:,} examples and {summary['model_bytes'] / GIB:.1f} GiB of model: {seconds:.1f} s to the end "
+                  f"(aim 20)", flush=True)
+            shutil.rmtree(run)
+    finally:
+        trainer.close()
+    return {"target": 20, "runs": results}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, function in (("peers", peers), ("curve", curve), ("overlap", overlap)):
+    for name, function in (("peers", peers), ("curve", curve), ("overlap", overlap), ("interrupt", interrupt)):
         command = commands.add_parser(name)
         command.set_defaults(function=function)
         command.add_argument("--threads", type=int, nargs="+", default=[1, 2] if name == "peers" else [2])
@@ -385,9 +428,11 @@ def main():
                                  help="of the table; group and auto expect the keys that a first run, by key, has found")
             command.add_argument("--least-budget-gib", type=float, default=1)
             command.add_argument("--model-gib", type=float, default=8, help="about what the model comes to")
-        if name == "overlap":
+        if name in ("overlap", "interrupt"):
             command.add_argument("--dims", type=int, nargs="+", default=[32])
             command.add_argument("--budget", default="2GiB")
+        if name == "interrupt":
+            command.add_argument("--after", type=float, nargs="+", default=[10, 20, 30], help="seconds, of a run each")
     options = parser.parse_args()
     if options.seed is None:
         options.seed = time.time_ns() // 1000 % 10**9

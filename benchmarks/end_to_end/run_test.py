@@ -58,3 +58,13 @@ def test_curve_by_group(tmp_path):
     assert point["index"] == "group" and point["index_bytes_per_key"] < 7, "by key it takes more"
     least, most = point["rates"]
     assert 0 < least < most and point["rate"] == (least + most) / 2
+
+
+def test_interrupt(tmp_path):
+    output = tmp_path / "figures.json"
+    subprocess.run([sys.executable, FOLDER / "run.py", "interrupt", "--rows", "1000000000", "--cardinality", "1000", "--batch", "8192",
+                    "--budget", "448MiB", "--after", "3", "--threads", "1", "--set", "table.index=group", "--set", "table.expected_keys=26000",
+                    "--scratch", tmp_path, "--output", output], check=True, stdin=subprocess.DEVNULL)
+    (interrupted,) = json.loads(output.read_text())["figures"]["runs"]
+    assert interrupted["seconds"] > 0 and interrupted["examples"] > 0 and interrupted["rows"] > 0
+    assert not list(tmp_path.glob("terrace-bench-*"))
