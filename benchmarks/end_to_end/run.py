@@ -384,7 +384,7 @@ def interrupt(options):
                 seconds = time.monotonic() - start
                 log.seek(0)
                 if code != 130:
-                    raise SystemExit(f"exit status {code}, not 130:\n{log.read()[-2000:]}")
+                    raise SystemExit(f"exit status {code}, not 130 (with 0 it had trained all: more --rows?):\n{log.read()[-2000:]}")
             summary = json.loads((run / "summary.json").read_text())
             results.append({"after": after, "seconds": seconds, "examples": summary["examples"], "rows": summary["rows"],
                             "model_bytes": summary["model_bytes"], "write_bytes": summary["ssd"]["write_bytes"]})
