@@ -15,38 +15,39 @@
 namespace terrace {
 namespace {
 
-// Lines that look-ups ask memory for together, the turns after which they have come, and the keys
-// that are looked up at the same time.
-constexpr std::size_t kTogether = 12;
-constexpr std::size_t kTurns = 2;
-constexpr std::size_t kWindow = 256;
+// Keys that are looked up together, and how many of their lines are asked for ahead.
+constexpr std::size_t kRound = 1024;
+constexpr std::size_t kAhead = 80;
 // Lines that a key tries a step of its own apart; then one after another, until one has room.
 constexpr std::uint32_t kHops = 16;
-// Above this share of entries a segment gets more lines.
-constexpr double kMaxLoad = 0.96;
-// Chunks of the arena: an eighth of what it has, so that a small index stays small.
+// Above this share of entries a segment gets more lines; above the greater one also if it is the
+// first of its group, or others have just got some.
+constexpr double kMaxLoad = 0.96, kMostLoad = 0.985;
+// Keys that may be moved for each that is to come, a little more than are on average: a batch
+// doesn't notice whose turn it is.
+constexpr std::uint64_t kMovesAKey = 12;
 constexpr std::uint64_t kLeastChunkBytes = 64 << 10;
 
 }  // namespace
 
 template <typename Line>
-Result<std::uint32_t> SegmentedIndex<Line>::LineArena::Take(std::uint64_t lines) {
-  if (left_ < lines) {
-    const std::uint64_t bytes = (bytes_ / 8 / kLeastChunkBytes + 1) * kLeastChunkBytes;
-    TERRACE_ASSIGN_OR_RETURN(
-        HugeBuffer chunk,
-        HugeBuffer::Allocate(std::max(std::min(bytes, kHugePageBytes), lines * sizeof(Line))));
-    const auto first = reinterpret_cast<Line*>(chunk.data());  // Zeroed, which is empty lines.
-    next_ = static_cast<std::uint32_t>(units_.size()) * kUnitLines;
-    left_ = static_cast<std::uint32_t>(chunk.size() / sizeof(Line));
-    for (std::uint32_t at = 0; at < left_; at += kUnitLines) units_.push_back(first + at);
-    TERRACE_CHECK(units_.size() <= (std::uint64_t{1} << 32) / kUnitLines);
-    bytes_ += chunk.size();
+Result<Line*> SegmentedIndex<Line>::LineArena::Take(std::uint64_t lines) {
+  const std::uint64_t bytes = lines * sizeof(Line);
+  if (chunks_.empty() || chunks_.back().size() - used_ < bytes) {
+    const std::uint64_t all = full_ + used_;
+    TERRACE_ASSIGN_OR_RETURN(HugeBuffer chunk,
+                             HugeBuffer::Allocate(std::max({all, kLeastChunkBytes, bytes})));
     chunks_.push_back(std::move(chunk));
+    full_ = all;
+    used_ = 0;
   }
-  const auto taken = static_cast<std::uint32_t>(lines);
-  left_ -= taken;
-  return std::exchange(next_, next_ + taken);
+  // Zeroed, which is empty lines.
+  return reinterpret_cast<Line*>(chunks_.back().data() + std::exchange(used_, used_ + bytes));
+}
+
+template <typename Line>
+std::uint64_t SegmentedIndex<Line>::LineArena::bytes() const {
+  return full_ + HugeBuffer::SizeFor(used_);
 }
 
 template <typename Line>
@@ -93,35 +94,6 @@ std::uint32_t SegmentedIndex<Line>::NextLine(std::uint64_t bits, std::uint32_t n
 }
 
 template <typename Line>
-typename SegmentedIndex<Line>::Walk SegmentedIndex<Line>::StartWalk(std::uint64_t hash) const {
-  const std::uint64_t s = SegmentOf(hash);
-  const std::uint32_t lines = segments_[s].lines;
-  return {static_cast<std::uint32_t>(s), lines, HomeOf(BitsOf(hash), lines), 1, nullptr};
-}
-
-template <typename Line>
-template <bool kToRoom>
-inline bool SegmentedIndex<Line>::Step(std::uint64_t hash, Walk* walk, Spot* spot) const {
-  Line* const line = walk->line;
-  if (const std::uint32_t equal = line->Match(BitsOf(hash)); equal != 0) {
-    const auto way = static_cast<std::uint32_t>(std::countr_zero(equal));
-    *spot = {line, way, false, Unpack(line->place(way))};
-    if (line->state.shared) {
-      if (const Other* other = FindOther(hash)) {
-        spot->other = true;
-        spot->place = other->place;
-      }
-    }
-    return true;
-  }
-  *spot = Spot();
-  if (line->state.passed == 0 && (!kToRoom || line->state.count < Line::kWays)) return true;
-  if (walk->tried == walk->lines + kHops) return true;  // All of them are full.
-  walk->number = NextLine(BitsOf(hash), walk->number, walk->tried++, walk->lines);
-  return false;
-}
-
-template <typename Line>
 const typename SegmentedIndex<Line>::Other* SegmentedIndex<Line>::FindOther(
     std::uint64_t hash) const {
   const auto [first, last] = others_.equal_range(IdentityOf(hash));
@@ -132,68 +104,138 @@ const typename SegmentedIndex<Line>::Other* SegmentedIndex<Line>::FindOther(
 }
 
 template <typename Line>
-typename SegmentedIndex<Line>::Spot SegmentedIndex<Line>::Find(std::uint64_t hash) const {
-  Spot spot;
-  Walk walk = StartWalk(hash);
-  if (walk.lines == 0) return spot;
-  do {
-    walk.line = LineAt(walk.segment, walk.number);
-  } while (!Step<false>(hash, &walk, &spot));
-  return spot;
+auto SegmentedIndex<Line>::Find(std::uint64_t hash) const -> Spot {
+  const std::size_t s = SegmentOf(hash);
+  const std::uint64_t bits = BitsOf(hash);
+  std::uint32_t number = HomeOf(bits, lines_[s]);
+  for (std::uint32_t tried = 1; tried <= lines_[s] + kHops; ++tried) {
+    Line* const line = LineAt(s, number);
+    if (const std::uint32_t equal = line->Match(bits); equal != 0) {
+      const auto way = static_cast<std::uint32_t>(std::countr_zero(equal));
+      const Other* const other = line->state.shared ? FindOther(hash) : nullptr;
+      if (other != nullptr) return {line, way, true, other->place};
+      return {line, way, false, Unpack(line->place(way))};
+    }
+    if (line->state.passed == 0) break;
+    number = NextLine(bits, number, tried, lines_[s]);
+  }
+  return Spot();
 }
+
+template <typename Line>
+[[gnu::noinline]] void SegmentedIndex<Line>::HomeLines(std::span<const std::uint64_t> hashes,
+                                                       std::size_t first, std::span<Sought> sought,
+                                                       Line** lines) const {
+  static constinit Line empty{};  // Which nobody writes.
+  const std::uint32_t* const lines_of = lines_.data();
+  for (std::size_t i = 0; i < sought.size(); ++i) {
+    const std::uint64_t hash = hashes[first + i];
+    const std::size_t s = SegmentOf(hash);
+    const std::uint32_t count = lines_of[s];
+    const std::uint32_t number = HomeOf(BitsOf(hash), count);
+    sought[i] = {static_cast<std::uint32_t>(first + i), number, 1};
+    lines[i] = count > 0 ? LineAt(s, number) : &empty;
+  }
+}
+
+template <typename Line>
+[[gnu::noinline]] std::size_t SegmentedIndex<Line>::NextLines(std::span<const std::uint64_t> hashes,
+                                                              std::span<Sought> sought,
+                                                              Line** lines) const {
+  const std::uint32_t* const lines_of = lines_.data();
+  std::size_t count = 0;
+  for (const Sought& last : sought) {
+    const std::uint64_t hash = hashes[last.key];
+    const std::size_t s = SegmentOf(hash);
+    if (last.tried == lines_of[s] + kHops) continue;  // All of them are full.
+    const std::uint32_t number = NextLine(BitsOf(hash), last.number, last.tried, lines_of[s]);
+    lines[count] = LineAt(s, number);
+    sought[count++] = {last.key, number, last.tried + 1};
+  }
+  return count;
+}
+
+template <typename Line>
+template <bool kToRoom, typename Tell>
+[[gnu::noinline]] std::size_t SegmentedIndex<Line>::LookInto(std::span<const std::uint64_t> hashes,
+                                                             std::span<Sought> sought,
+                                                             Line* const* lines, Tell tell) const {
+  std::size_t left = 0, shared = 0;
+  std::array<std::uint32_t, kRound> shared_keys;
+  const auto look = [&](std::size_t i) __attribute__((always_inline)) {
+    const Sought asked = sought[i];
+    Line* const line = lines[i];
+    const LineState state = line->state;
+    const std::uint32_t equal = line->Match(BitsOf(hashes[asked.key]));
+    const auto way = static_cast<std::uint32_t>(std::countr_zero(equal | 1u << (Line::kWays - 1)));
+    tell(asked.key, line, way, equal != 0);
+    if (state.shared) [[unlikely]]
+      shared_keys[shared++] = asked.key;
+    sought[left] = asked;
+    const bool goes_on = state.passed != 0 || (kToRoom && state.count == Line::kWays);
+    left += static_cast<std::size_t>(equal == 0) & static_cast<std::size_t>(goes_on);
+  };
+  const std::size_t ahead = std::min(sought.size(), kAhead);
+  for (std::size_t i = 0; i < ahead; ++i) __builtin_prefetch(lines[i]);
+  std::size_t i = 0;
+  for (; i + ahead < sought.size(); ++i) {
+    __builtin_prefetch(lines[i + ahead]);
+    look(i);
+  }
+  for (; i < sought.size(); ++i) look(i);
+  for (std::size_t k = 0; k < shared; ++k) {
+    if (const Other* other = FindOther(hashes[shared_keys[k]])) tell(shared_keys[k], *other);
+  }
+  return left;
+}
+
+template <typename Line>
+template <bool kToRoom, typename Tell>
+void SegmentedIndex<Line>::FindEach(std::span<const std::uint64_t> hashes, Tell tell) const {
+  std::array<Sought, kRound> sought;
+  std::array<Line*, kRound> lines;
+  std::size_t count = 0;
+  for (std::size_t started = 0; started < hashes.size() || count > 0;) {
+    count = NextLines(hashes, std::span(sought).first(count), lines.data());
+    const std::size_t fresh = std::min(kRound - count, hashes.size() - started);
+    HomeLines(hashes, started, std::span(sought).subspan(count, fresh), lines.data() + count);
+    started += fresh;
+    count = LookInto<kToRoom>(hashes, std::span(sought).first(count + fresh), lines.data(), tell);
+  }
+}
+
+template <typename Line>
+struct SegmentedIndex<Line>::TellSpots {
+  const SegmentedIndex* index;
+  Spot* spots;
+
+  [[gnu::always_inline]] void operator()(std::uint32_t key, Line* line, std::uint32_t way,
+                                         bool found) {
+    const std::uintptr_t mask = found ? ~std::uintptr_t{0} : 0;
+    spots[key] = {reinterpret_cast<Line*>(reinterpret_cast<std::uintptr_t>(line) & mask), way,
+                  false, index->Unpack(line->place(way))};
+  }
+  void operator()(std::uint32_t key, const Other& other) {
+    spots[key].other = true;
+    spots[key].place = other.place;
+  }
+};
 
 template <typename Line>
 template <bool kToRoom, typename Visit>
 void SegmentedIndex<Line>::ForEachFound(std::span<const std::uint64_t> hashes, Visit visit) const {
-  if (segments_.empty()) {
+  if (lines_.empty()) {
     for (std::size_t i = 0; i < hashes.size(); ++i) visit(i, Spot());
     return;
   }
-  // A line that is in no cache has its address in no TLB most often, and until that is translated a
-  // prefetch keeps its place in the processor's window, which holds what two or three keys take. So
-  // some lines are asked for at once, not so many that memory refuses them, and the work on keys
-  // whose lines have come is done between.
-  std::array<Walk, kWindow> walks;
-  std::array<Spot, kWindow> spots;
-  std::array<bool, kWindow> found;
-  std::array<Wanted, kWindow> wanted;
-  std::array<std::size_t, kWindow> asked;   // A queue of the keys whose lines have been asked for,
-  std::size_t head = 0, tail = 0;           // from the head to the tail,
-  std::array<std::size_t, kTurns> tails{};  // which was there some turns ago.
-  std::size_t started = 0, visited = 0;     // Keys.
-  for (std::size_t turn = 0; visited < hashes.size(); ++turn) {
-    std::size_t& came = tails[turn % kTurns];
-    const std::size_t old_tail = tail;
-    for (; head < came; ++head) {
-      const std::size_t i = asked[head % kWindow], at = i % kWindow;
-      found[at] = Step<kToRoom>(hashes[i], &walks[at], &spots[at]);
-      if (!found[at]) asked[tail++ % kWindow] = i;
+  std::vector<Spot> spots(std::min(kRound, hashes.size()));
+  for (std::size_t begin = 0; begin < hashes.size(); begin += kRound) {
+    const auto round = hashes.subspan(begin, std::min(kRound, hashes.size() - begin));
+    FindEach<kToRoom>(round, TellSpots{this, spots.data()});
+    for (std::size_t i = 0; i < round.size(); ++i) {
+      if (!spots[i].present()) spots[i] = Spot();
+      visit(begin + i, spots[i]);
     }
-    for (; visited < started && found[visited % kWindow]; ++visited) {
-      visit(visited, spots[visited % kWindow]);
-    }
-    const std::size_t end = std::min(hashes.size(), visited + kWindow);
-    for (; started < end && tail - old_tail < kTogether; ++started) {
-      const std::size_t at = started % kWindow;
-      walks[at] = StartWalk(hashes[started]);
-      found[at] = walks[at].lines == 0;
-      if (found[at]) {
-        spots[at] = Spot();
-      } else {
-        asked[tail++ % kWindow] = started;
-      }
-    }
-    // The misses of the lists side by side, then those of the lines.
-    for (std::size_t i = old_tail; i < tail; ++i) {
-      const Walk& walk = walks[asked[i % kWindow] % kWindow];
-      wanted[i - old_tail] = WantedOf(walk.segment, walk.number);
-    }
-    for (std::size_t i = old_tail; i < tail; ++i) {
-      Walk& walk = walks[asked[i % kWindow] % kWindow];
-      walk.line = LineAt(wanted[i - old_tail]);
-      __builtin_prefetch(walk.line);
-    }
-    came = tail;
   }
 }
 
@@ -210,110 +252,76 @@ void SegmentedIndex<Line>::SetPlace(std::uint64_t hash, const Spot& spot, Place 
 }
 
 template <typename Line>
-void SegmentedIndex<Line>::Lookup(std::span<const std::uint64_t> hashes, Place* places) const {
-  if (segments_.empty()) {
-    std::fill_n(places, hashes.size(), kNoPlace);
-    return;
+struct SegmentedIndex<Line>::TellPlaces {
+  const SegmentedIndex* index;
+  Place* places;
+
+  // Without a branch: nobody foresees which of the keys are here.
+  [[gnu::always_inline]] void operator()(std::uint32_t key, Line* line, std::uint32_t way,
+                                         bool found) {
+    const Place mask = found ? ~Place{0} : 0;
+    places[key] = (index->Unpack(line->place(way)) & mask) | (kNoPlace & ~mask);
   }
-  // As ForEachFound, whose order of keys nobody needs here: what a key is found to be is stored at
-  // once, without a branch, because nobody foresees in which line it ends.
-  struct Asked {
-    std::size_t key;
-    std::uint32_t number, tried;
-    const Line* line;
-  };
-  std::array<std::array<Asked, kTogether>, kTurns> groups;
-  std::array<std::size_t, kTurns> sizes{};
-  std::array<Wanted, kTogether> wanted;
-  std::size_t started = 0, on_their_way = 0;  // Keys.
-  for (std::size_t turn = 0; started < hashes.size() || on_their_way > 0; ++turn) {
-    std::array<Asked, kTogether>& group = groups[turn % kTurns];
-    std::size_t& size = sizes[turn % kTurns];
-    std::size_t count = 0;
-    for (std::size_t k = 0; k < size; ++k) {
-      const Asked asked = group[k];
-      const std::uint64_t hash = hashes[asked.key];
-      const Line& line = *asked.line;
-      const std::uint32_t equal = line.Match(BitsOf(hash));
-      const auto way =
-          static_cast<std::uint32_t>(std::countr_zero(equal | 1u << (Line::kWays - 1)));
-      const Place absent = equal == 0 ? ~Place{0} : 0;
-      places[asked.key] = (Unpack(line.place(way)) & ~absent) | (kNoPlace & absent);
-      if (equal != 0 && line.state.shared) {
-        if (const Other* other = FindOther(hash)) places[asked.key] = other->place;
-      }
-      group[count] = asked;
-      count +=
-          static_cast<std::size_t>(equal == 0) & static_cast<std::size_t>(line.state.passed != 0);
-    }
-    on_their_way -= size;
-    size = 0;
-    for (std::size_t k = 0; k < count; ++k) {
-      Asked asked = group[k];
-      const std::uint64_t hash = hashes[asked.key];
-      const std::uint32_t lines = segments_[SegmentOf(hash)].lines;
-      if (asked.tried == lines + kHops) continue;  // All of them are full.
-      asked.number = NextLine(BitsOf(hash), asked.number, asked.tried++, lines);
-      group[size++] = asked;
-    }
-    for (; started < hashes.size() && size < kTogether; ++started) {
-      const std::uint64_t hash = hashes[started];
-      const std::uint32_t lines = segments_[SegmentOf(hash)].lines;
-      places[started] = kNoPlace;
-      group[size] = {started, HomeOf(BitsOf(hash), lines), 1, nullptr};
-      size += lines > 0 ? 1 : 0;
-    }
-    on_their_way += size;
-    // The misses of the lists side by side, then those of the lines.
-    for (std::size_t k = 0; k < size; ++k) {
-      wanted[k] = WantedOf(SegmentOf(hashes[group[k].key]), group[k].number);
-    }
-    for (std::size_t k = 0; k < size; ++k) {
-      group[k].line = LineAt(wanted[k]);
-      __builtin_prefetch(group[k].line);
-    }
+  void operator()(std::uint32_t key, const Other& other) { places[key] = other.place; }
+};
+
+template <typename Line>
+void SegmentedIndex<Line>::Lookup(std::span<const std::uint64_t> hashes, Place* places) const {
+  if (lines_.empty()) {
+    std::fill_n(places, hashes.size(), kNoPlace);
+  } else {
+    FindEach<false>(hashes, TellPlaces{this, places});
   }
 }
 
 template <typename Line>
 Status SegmentedIndex<Line>::Reserve(std::span<const std::uint64_t> new_hashes) {
   if (new_hashes.empty()) return OkStatus();
-  segments_.resize(kSegments);
+  TERRACE_RETURN_IF_ERROR(MakeSegments());
   std::vector<std::uint32_t> added(kSegments, 0);
   for (const std::uint64_t hash : new_hashes) ++added[SegmentOf(hash)];
+  std::uint64_t moves = kMovesAKey * new_hashes.size();
   for (std::size_t s = 0; s < kSegments; ++s) {
     if (added[s] == 0) continue;
-    TERRACE_RETURN_IF_ERROR(Grow(s, std::uint64_t{segments_[s].count} + added[s]));
+    const std::uint64_t count = std::uint64_t{counts_[s]} + added[s];
+    if (moves == 0 && lines_[s] >= LinesFor(count, kMostLoad)) continue;
+    const std::uint32_t before = lines_[s];
+    TERRACE_RETURN_IF_ERROR(Grow(s, count));
+    if (lines_[s] > before) moves -= std::min<std::uint64_t>(moves, counts_[s]);
   }
   return OkStatus();
 }
 
 template <typename Line>
-Status SegmentedIndex<Line>::TakeLines(std::size_t s, std::uint64_t count) {
-  constexpr double kPerLine = kMaxLoad * Line::kWays;
-  const auto wanted = static_cast<std::uint64_t>(static_cast<double>(count) / kPerLine) + 1;
+Status SegmentedIndex<Line>::MakeSegments() {
+  if (!lines_.empty()) return OkStatus();
+  TERRACE_ASSIGN_OR_RETURN(extents_,
+                           HugeBuffer::Allocate(LineExtents::kMost * kGroups * sizeof(Line*)));
+  lines_.resize(kSegments);
+  counts_.resize(kSegments);
+  return OkStatus();
+}
+
+template <typename Line>
+Status SegmentedIndex<Line>::TakeLines(std::size_t s, std::uint64_t count, bool wait) {
+  const std::uint64_t wanted = LinesFor(count, kMaxLoad);
   if (wanted > LineExtents::kMostLines) {
     return InternalError(
         fmt::format("the index by key holds at most {} lines of keys in one of its {} segments; "
                     "use more shards (ssd.shards)",
                     LineExtents::kMostLines, kSegments));
   }
-  const std::size_t c = ClassOf(s);
-  Segment& segment = segments_[s];
-  std::size_t extent = segment.lines == 0 ? 0 : kLineExtents.Find(c, segment.lines - 1).extent + 1;
-  while (segment.lines < wanted) {
-    if (extent == extents_.size()) {
-      std::unique_ptr<std::uint32_t[]> places(new (std::nothrow) std::uint32_t[kSegments]);
-      if (!places) {
-        return OutOfMemoryError(
-            fmt::format("the index of a store asked for {} bytes more; lower memory.budget's "
-                        "other users, or use a machine with more memory",
-                        kSegments * sizeof(std::uint32_t)));
-      }
-      extents_.push_back(std::move(places));
-    }
-    TERRACE_ASSIGN_OR_RETURN(extents_[extent][s], arena_.Take(kLineExtents.size(c, extent)));
-    segment.lines = kLineExtents.begin(c, ++extent);
+  const std::size_t c = ClassOf(s), g = GroupOf(s);
+  std::uint32_t& lines = lines_[s];
+  std::size_t extent = lines == 0 ? 0 : kLineExtents.Find(c, lines - 1).extent + 1;
+  for (; lines < wanted; lines = kLineExtents.begin(c, ++extent)) {
+    Line*& place = Extent(extent)[g];
+    if (place != nullptr) continue;
+    const bool group_is_full =
+        static_cast<double>(group_counts_[g]) > kMaxLoad * kGroupSegments * Line::kWays * lines;
+    if (wait && !group_is_full && lines >= LinesFor(count, kMostLoad)) break;
+    TERRACE_ASSIGN_OR_RETURN(place, arena_.Take(kGroupSegments * kLineExtents.size(c, extent)));
+    extents_used_ = std::max(extents_used_, extent + 1);
   }
   return OkStatus();
 }
@@ -321,9 +329,9 @@ Status SegmentedIndex<Line>::TakeLines(std::size_t s, std::uint64_t count) {
 template <typename Line>
 auto SegmentedIndex<Line>::LinesOf(std::size_t s) const -> SegmentLines {
   const std::size_t c = ClassOf(s);
-  SegmentLines lines(segments_[s].lines);
+  SegmentLines lines(lines_[s]);
   for (std::size_t k = 0, at = 0; at < lines.size(); ++k) {
-    Line* line = arena_.At(extents_[k][s]);
+    Line* line = Extent(k)[GroupOf(s)] + s % kGroupSegments * kLineExtents.size(c, k);
     for (const std::size_t end = kLineExtents.begin(c, k + 1); at < end; ++at) lines[at] = line++;
   }
   return lines;
@@ -339,9 +347,9 @@ auto SegmentedIndex<Line>::EntryOf(std::size_t s, const Line& line, std::uint32_
 
 template <typename Line>
 Status SegmentedIndex<Line>::Grow(std::size_t s, std::uint64_t count) {
-  std::uint32_t kept = segments_[s].lines;
-  const Status taken = TakeLines(s, count);
-  if (segments_[s].lines == kept) return taken;
+  std::uint32_t kept = lines_[s];
+  const Status taken = TakeLines(s, count, /*wait=*/true);
+  if (lines_[s] == kept) return taken;
   const SegmentLines lines = LinesOf(s);
   loose_.clear();
   if (lines.size() > 2 * std::uint64_t{kept}) {
@@ -356,7 +364,7 @@ Status SegmentedIndex<Line>::Grow(std::size_t s, std::uint64_t count) {
   }
   SpreadLines(s, lines, kept);
   for (const Loose& entry : loose_) {
-    InsertEntry(entry, segments_[s].lines, [&](std::uint32_t number) { return lines[number]; });
+    InsertEntry(entry, lines_[s], [&](std::uint32_t number) { return lines[number]; });
   }
   return taken;
 }
@@ -435,10 +443,10 @@ void SegmentedIndex<Line>::Insert(std::span<const std::uint64_t> hashes, const P
     ++size_;
     if (!spot.present()) {
       const std::size_t s = SegmentOf(hashes[i]);
-      Segment* const segment = &segments_[s];
-      TERRACE_CHECK(segment->count < std::uint64_t{segment->lines} * Line::kWays);
-      ++segment->count;
-      InsertEntry({BitsOf(hashes[i]), Pack(places[i]), false}, segment->lines,
+      TERRACE_CHECK(counts_[s] < std::uint64_t{lines_[s]} * Line::kWays);
+      ++counts_[s];
+      ++group_counts_[GroupOf(s)];
+      InsertEntry({BitsOf(hashes[i]), Pack(places[i]), false}, lines_[s],
                   [&](std::uint32_t number) { return LineAt(s, number); });
       return;
     }
@@ -460,8 +468,8 @@ Status SegmentedIndex<Line>::Fill(std::span<const KeyPlace> keys) {
     SegmentLines lines;
     {
       MutexLock lock(&fill_mu_);
-      segments_.resize(kSegments);
-      if (segments_[s].count > 0) {
+      TERRACE_RETURN_IF_ERROR(MakeSegments());
+      if (counts_[s] > 0) {
         std::vector<std::uint64_t> hashes;
         std::vector<Place> places;
         for (const auto& [hash, place] : part) {
@@ -472,14 +480,15 @@ Status SegmentedIndex<Line>::Fill(std::span<const KeyPlace> keys) {
         Insert(hashes, places.data());
         continue;
       }
-      TERRACE_RETURN_IF_ERROR(TakeLines(s, part.size()));
+      TERRACE_RETURN_IF_ERROR(TakeLines(s, part.size(), /*wait=*/false));
       lines = LinesOf(s);
     }
     // Nobody else touches this segment.
     others.clear();
     FillSegment(lines, part, &others);
-    segments_[s].count = static_cast<std::uint32_t>(part.size() - others.size());
+    counts_[s] = static_cast<std::uint32_t>(part.size() - others.size());
     MutexLock lock(&fill_mu_);
+    group_counts_[GroupOf(s)] += counts_[s];
     size_ += part.size();
     for (const Other& other : others) others_.insert({IdentityOf(other.hash), other});
   }
@@ -623,7 +632,7 @@ void SegmentedIndex<Line>::Remove(std::uint64_t hash, const Spot& spot) {
     others_.erase(first);
     return;
   }
-  const std::uint32_t lines = segments_[s].lines;
+  const std::uint32_t lines = lines_[s];
   std::uint32_t number = HomeOf(BitsOf(hash), lines);
   for (std::uint32_t tried = 1; LineAt(s, number) != spot.line; ++tried) {
     LineState& state = LineAt(s, number)->state;
@@ -633,15 +642,17 @@ void SegmentedIndex<Line>::Remove(std::uint64_t hash, const Spot& spot) {
   const std::uint32_t end = spot.line->state.count - 1u;
   spot.line->Set(spot.way, spot.line->bits(end), spot.line->place(end));
   --spot.line->state.count;
-  --segments_[s].count;
+  --counts_[s];
+  --group_counts_[GroupOf(s)];
 }
 
 template <typename Line>
 std::uint64_t SegmentedIndex<Line>::bytes() const {
   // A node of the map holds its link as well.
   constexpr std::uint64_t kNodeBytes = sizeof(std::pair<std::uint64_t, Other>) + 2 * sizeof(void*);
-  return segments_.size() * sizeof(Segment) + extents_.size() * kSegments * sizeof(std::uint32_t) +
-         arena_.bytes() + loose_.capacity() * sizeof(Loose) + others_.size() * kNodeBytes +
+  return (lines_.size() + counts_.size()) * sizeof(std::uint32_t) +
+         extents_used_ * kGroups * sizeof(Line*) + arena_.bytes() +
+         loose_.capacity() * sizeof(Loose) + others_.size() * kNodeBytes +
          others_.bucket_count() * sizeof(void*);
 }
 

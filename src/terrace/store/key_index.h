@@ -2,9 +2,9 @@
 // and 32 of the place, and the record on disk decides whether it is the key's. ExactIndex takes 14
 // and is never wrong. Both are 4096 segments by the top bits of the hash, each a table of cache
 // lines of its own (double hashing from line to line) that grows by a tenth at a time
-// (LineExtents), so that growth neither pauses a batch nor doubles memory; what segments grow by is
-// never given back. The home lines of a segment's keys follow their hashes, so that sorted keys
-// fill it from line to line.
+// (LineExtents), so that growth neither pauses a batch nor doubles memory; what segments grow by,
+// sixteen at a time, is never given back. The home lines of a segment's keys follow their hashes,
+// so that sorted keys fill it from line to line.
 //
 // Keys that an entry can't tell apart, because the 36 bits of segment and entry are equal: the
 // first has the entry, the others lie in a map by their whole hash, and the entry's line says that
@@ -12,7 +12,7 @@
 #pragma once
 
 #if defined(__SSE2__)
-#include <emmintrin.h>
+#include <immintrin.h>
 #endif
 
 #include <algorithm>
@@ -52,8 +52,16 @@ struct alignas(64) TaggedLine {
 
   // One bit for each entry that has these bits of the hash.
   std::uint32_t Match(std::uint64_t bits) const {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+    // The last 32 bytes: `low` begins with their third word, `high` with their 23rd byte.
+    const __m256i last = _mm256_load_si256(reinterpret_cast<const __m256i*>(this) + 1);
+    const std::uint32_t equal_low =
+        _mm256_cmpeq_epi16_mask(last, _mm256_set1_epi16(static_cast<short>(bits))) >> 2;
+    const std::uint32_t equal_high =
+        _mm256_cmpeq_epi8_mask(last, _mm256_set1_epi8(static_cast<char>(bits >> 16))) >> 22;
+    const std::uint32_t equal = equal_low & equal_high;
+#elif defined(__SSE2__)
     std::uint32_t equal = 0;
-#if defined(__SSE2__)
     const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(low));
     const __m128i wanted = _mm_set1_epi16(static_cast<short>(bits));
     // Eight masks of 16 bits to bytes, to bits.
@@ -65,6 +73,7 @@ struct alignas(64) TaggedLine {
     const __m128i wanted_high = _mm_set1_epi8(static_cast<char>(bits >> 16));
     equal &= static_cast<std::uint32_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(last, wanted_high))) >> 6;
 #else
+    std::uint32_t equal = 0;
     for (std::uint32_t way = 0; way < kWays; ++way) {
       equal |= static_cast<std::uint32_t>(this->bits(way) == bits) << way;
     }
@@ -154,29 +163,20 @@ class SegmentedIndex final : public RowIndex {
   static constexpr std::size_t kSegments = std::size_t{1} << kSegmentBits;
   static_assert(kFillGrain == std::uint64_t{1} << (64 - kSegmentBits));
   static constexpr std::uint64_t kMaxPassed = 7;
+  static constexpr std::size_t kGroupSegments = 16;
+  static constexpr std::size_t kGroups = kSegments / kGroupSegments;
 
-  // Memory of extents, which numbers of 32 bits find: of 256 GiB, more than entries have places.
+  // Memory of extents, from chunks of which the system gives what is used.
   class LineArena {
    public:
-    // The number of the first of so many empty lines in a row. kOutOfMemory.
-    Result<std::uint32_t> Take(std::uint64_t lines);
-    Line* At(std::uint32_t number) const {
-      return units_[number / kUnitLines] + number % kUnitLines;
-    }
-    std::uint64_t bytes() const { return bytes_; }
+    // So many empty lines in a row. kOutOfMemory.
+    Result<Line*> Take(std::uint64_t lines);
+    std::uint64_t bytes() const;
 
    private:
-    static constexpr std::uint32_t kUnitLines = kHugePageBytes / sizeof(Line);
-
     std::vector<HugeBuffer> chunks_;
-    std::vector<Line*> units_;  // One for each kUnitLines of a chunk; most chunks have one.
-    std::uint32_t next_ = 0;    // Number of the next line that nobody has,
-    std::uint32_t left_ = 0;    // and how many follow it in its chunk.
-    std::uint64_t bytes_ = 0;
-  };
-  struct Segment {
-    std::uint32_t lines = 0;
-    std::uint32_t count = 0;
+    std::uint64_t used_ = 0;  // Bytes of the last one,
+    std::uint64_t full_ = 0;  // and of those before it.
   };
   // A key that an entry can't tell from that of another.
   using Other = KeyPlace;
@@ -206,41 +206,49 @@ class SegmentedIndex final : public RowIndex {
     return hash << kSegmentBits >> (64 - Line::kHashBits);
   }
   static std::uint32_t HomeOf(std::uint64_t bits, std::uint32_t lines);
-  static std::size_t ClassOf(std::size_t s) { return s % LineExtents::kClasses; }
-  // A line, before the list of extents has been read.
-  struct Wanted {
-    const std::uint32_t* extent;  // The number of its first line.
-    std::uint32_t beyond;         // Lines of it before the wanted one.
-  };
-  // REQUIRES: segment s has so many lines.
-  Wanted WantedOf(std::size_t s, std::uint32_t number) const {
-    const LineExtents::Spot spot = kLineExtents.Find(ClassOf(s), number);
-    return {&extents_[spot.extent][s], spot.beyond};
+  static std::size_t GroupOf(std::size_t s) { return s / kGroupSegments; }
+  static std::size_t ClassOf(std::size_t s) { return GroupOf(s) % LineExtents::kClasses; }
+  Line** Extent(std::size_t extent) const {
+    return reinterpret_cast<Line**>(extents_.data()) + extent * kGroups;
   }
-  Line* LineAt(Wanted wanted) const { return arena_.At(*wanted.extent) + wanted.beyond; }
-  Line* LineAt(std::size_t s, std::uint32_t number) const { return LineAt(WantedOf(s, number)); }
+  // REQUIRES: segment s has so many lines.
+  [[gnu::always_inline]] Line* LineAt(std::size_t s, std::uint32_t number) const {
+    const LineExtents::Spot spot = kLineExtents.Find(ClassOf(s), number);
+    return Extent(spot.extent)[GroupOf(s)] + (s % kGroupSegments * spot.size + spot.beyond);
+  }
   std::uint64_t Pack(Place place) const;
   Place Unpack(std::uint64_t packed) const;
 
   // The line after `number`, for a key that has tried so many.
   static std::uint32_t NextLine(std::uint64_t bits, std::uint32_t number, std::uint32_t tried,
                                 std::uint32_t lines);
-  // From the home line on, until a line has such an entry or says that nothing went past it.
-  struct Walk {
-    std::uint32_t segment = 0;
-    std::uint32_t lines = 0;   // Of the segment; 0: there is nothing to look into.
-    std::uint32_t number = 0;  // Of the line.
-    std::uint32_t tried = 0;   // Lines, this one included.
-    Line* line = nullptr;      // Once it is known where it lies.
-  };
-  Walk StartWalk(std::uint64_t hash) const;
-  // Looks into one line; false: there is a next one. kToRoom: for an absent key goes on to the line
-  // where it would be put.
-  template <bool kToRoom>
-  bool Step(std::uint64_t hash, Walk* walk, Spot* spot) const;
   const Other* FindOther(std::uint64_t hash) const;
   Spot Find(std::uint64_t hash) const;
-  // Calls visit(i, spot) for each hash, in their order, with the misses of many of them in flight.
+  // A key in a batch, by its number there, and the line that it is looked for in: its home line,
+  // then others until one has its bits or says that nothing went past it.
+  struct Sought {
+    std::uint32_t key;
+    std::uint32_t number;
+    std::uint32_t tried;  // Lines, this one included.
+  };
+  // The keys from `first` on, and where their home lines lie.
+  void HomeLines(std::span<const std::uint64_t> hashes, std::size_t first, std::span<Sought> sought,
+                 Line** lines) const;
+  // Leaves those that have a next line, and says how many there are and where these lie.
+  std::size_t NextLines(std::span<const std::uint64_t> hashes, std::span<Sought> sought,
+                        Line** lines) const;
+  // Leaves those that go on to a next line, and says how many. tell(key, line, way, found) of all,
+  // and tell(key, other) of those that are among the others. kToRoom: an absent key goes on to the
+  // line where it would be put.
+  template <bool kToRoom, typename Tell>
+  std::size_t LookInto(std::span<const std::uint64_t> hashes, std::span<Sought> sought,
+                       Line* const* lines, Tell tell) const;
+  // What is told last of a key holds. The misses of many keys are in flight.
+  template <bool kToRoom, typename Tell>
+  void FindEach(std::span<const std::uint64_t> hashes, Tell tell) const;
+  struct TellPlaces;
+  struct TellSpots;
+  // Calls visit(i, spot) for each hash, in their order.
   template <bool kToRoom, typename Visit>
   void ForEachFound(std::span<const std::uint64_t> hashes, Visit visit) const;
   void SetPlace(std::uint64_t hash, const Spot& spot, Place place);
@@ -254,8 +262,14 @@ class SegmentedIndex final : public RowIndex {
   // takes lines for other segments.
   using SegmentLines = RawVector<Line*>;
   SegmentLines LinesOf(std::size_t s) const;
-  // Gives segment s empty lines for `count` entries, if it has not so many.
-  Status TakeLines(std::size_t s, std::uint64_t count);
+  Status MakeSegments();
+  // Of a segment, so that `count` entries are at most such a share of what they have room for.
+  static std::uint64_t LinesFor(std::uint64_t count, double load) {
+    return static_cast<std::uint64_t>(static_cast<double>(count) / (load * Line::kWays)) + 1;
+  }
+  // Gives segment s empty lines for `count` entries, if it has not so many. `wait`: for the group
+  // to be as full as the segment, as long as that finds room without.
+  Status TakeLines(std::size_t s, std::uint64_t count, bool wait);
   // The same, and has its entries lie where they belong among the lines that there are then.
   Status Grow(std::size_t s, std::uint64_t count);
   Loose EntryOf(std::size_t s, const Line& line, std::uint32_t way) const;
@@ -276,11 +290,13 @@ class SegmentedIndex final : public RowIndex {
                     std::span<std::uint8_t> counts, std::uint8_t* passed, Homeless* settled);
 
   const int row_bits_;
-  Mutex fill_mu_;                  // Held by Fill while it changes what segments share.
-  std::vector<Segment> segments_;  // None in an index that never had a key.
+  Mutex fill_mu_;  // Held by Fill while it changes what segments share.
+  // Of each segment its lines and its entries. None in an index that never had a key.
+  std::vector<std::uint32_t> lines_, counts_;
+  std::array<std::uint64_t, kGroups> group_counts_{};  // Entries.
   LineArena arena_;
-  // Of each extent where it lies in each segment; made when the first segment needs it.
-  std::vector<std::unique_ptr<std::uint32_t[]>> extents_;
+  HugeBuffer extents_;  // (extent, group) Where it begins; null before the group needs it.
+  std::size_t extents_used_ = 0;
   std::vector<Loose> loose_;  // Entries of a segment that grows, without a line.
   std::unordered_multimap<std::uint64_t, Other> others_;  // By IdentityOf.
   std::uint64_t size_ = 0;

@@ -25,10 +25,12 @@ class LineExtents {
         lines += lines / kSingles;
         begin[k + 1] = static_cast<std::uint32_t>(lines >> 20);
       }
-      std::uint8_t k = 0;
-      for (std::uint32_t range = 0; range < kRanges; ++range) {
-        while (begin[k + 1] <= FirstOf(range) && k + 1u < kMost) ++k;
-        first_[c][range] = k;
+      // Up to the range of a line that no segment has.
+      std::size_t range = 0;
+      for (std::size_t k = 0; k < kMost; ++k) {
+        for (; range < kRanges && FirstOf(range) < begin[k + 1]; ++range) {
+          first_[c][range] = static_cast<std::uint8_t>(k);
+        }
       }
     }
   }
@@ -36,12 +38,14 @@ class LineExtents {
   // A line by its extent.
   struct Spot {
     std::size_t extent;
-    std::uint32_t beyond;  // Lines of the extent before it.
+    std::uint32_t size;    // Lines of the extent,
+    std::uint32_t beyond;  // and of it before this one.
   };
-  Spot Find(std::size_t c, std::uint32_t line) const {
+  [[gnu::always_inline]] Spot Find(std::size_t c, std::uint32_t line) const {
     std::size_t extent = first_[c][RangeOf(line)];
     extent += line >= begin_[c][extent + 1] ? 1 : 0;
-    return {extent, line - begin_[c][extent]};
+    const std::uint32_t first = begin_[c][extent];
+    return {extent, begin_[c][extent + 1] - first, line - first};
   }
   // The first line of an extent, or how many are before it.
   std::uint32_t begin(std::size_t c, std::size_t extent) const { return begin_[c][extent]; }
@@ -51,23 +55,24 @@ class LineExtents {
 
  private:
   static constexpr std::uint32_t kSingles = 10;  // Extents of one line; then each of a tenth.
-  static constexpr std::uint32_t kRanges = 352;
 
-  // Ranges of lines so narrow, a sixteenth of where they begin, that each touches two extents at
-  // most.
+  // Ranges of lines so narrow, a sixteenth of where they begin at most, that each touches two
+  // extents at most: a float says by its exponent and the first bits of its fraction in which one a
+  // line is.
+  static constexpr std::uint32_t kFirstRange = std::bit_cast<std::uint32_t>(16.0f) >> 19;
+  static constexpr std::uint32_t kRanges = 336;
   static constexpr std::uint32_t RangeOf(std::uint32_t line) {
-    if (line < 32) return line;
-    const auto shift = static_cast<std::uint32_t>(std::bit_width(line)) - 5;
-    return (shift << 4) + (line >> shift);
+    const auto number = static_cast<float>(static_cast<std::int32_t>(line + 16));
+    return (std::bit_cast<std::uint32_t>(number) >> 19) - kFirstRange;
   }
-  static constexpr std::uint32_t FirstOf(std::uint32_t range) {
-    if (range < 32) return range;
-    const std::uint32_t shift = (range >> 4) - 1;
-    return (range - (shift << 4)) << shift;
+  static constexpr std::uint32_t FirstOf(std::size_t range) {
+    const auto bits = (static_cast<std::uint32_t>(range) + kFirstRange) << 19;
+    return static_cast<std::uint32_t>(std::bit_cast<float>(bits)) - 16;
   }
 
-  std::uint32_t begin_[kClasses][kMost + 1] = {};
-  std::uint8_t first_[kClasses][kRanges] = {};
+  // By powers of 2, which a shift finds.
+  std::uint32_t begin_[kClasses][256] = {};
+  std::uint8_t first_[kClasses][512] = {};
 };
 
 inline constexpr LineExtents kLineExtents;
