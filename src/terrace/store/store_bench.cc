@@ -44,7 +44,7 @@ struct Settings {
   std::uint64_t keys = 5'000'000;  // 20'000'000: where the targets lie.
   std::uint64_t row_bytes = 128;
   std::uint64_t gap_bytes = ~std::uint64_t{0};  // As measured at the start, on a scratch file.
-  std::uint64_t read_threads = 1;
+  std::uint64_t read_threads = 2;  // As of a job.
   std::uint64_t whole_file = 0;
   std::uint64_t group = 0;
   std::uint64_t depth = static_cast<std::uint64_t>(ReadQueueOptions().depth);

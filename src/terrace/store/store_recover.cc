@@ -17,8 +17,11 @@ namespace {
 // takes.
 constexpr std::uint64_t kRecoveryBytes = std::uint64_t{16} << 20;
 constexpr std::uint64_t kKeysOfAByte = 4;
-// Parts of a round a thread, so that one which shares its core holds up the others little.
-constexpr std::size_t kSharesOfAThread = 2;
+// Parts of a round a thread, so that one which shares its core, or makes requests, holds up the
+// others little.
+constexpr std::size_t kSharesOfAThread = 4;
+// Requests in flight: those of a round, which nobody hands on while all threads are at work.
+constexpr std::uint64_t kMostRequests = 1024;
 
 }  // namespace
 
@@ -145,6 +148,12 @@ Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files,
                              const std::function<void(std::uint64_t)>& visit) {
   if (files.empty()) return OkStatus();
   MutexLock reading(&read_mu_);
+  ReadQueueOptions queue_options = options_.read_queue;
+  queue_options.depth =
+      std::max(queue_options.depth,
+               static_cast<int>(std::min<std::uint64_t>(2 * files.size(), kMostRequests)));
+  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<ReadQueue> queue,
+                           fs_->NewReadQueue(queue_options));
   std::vector<KeySection> sections;
   std::uint64_t entries = 0;
   for (const FilePtr& file : files) {
@@ -153,7 +162,7 @@ Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files,
     entries += file->info.rows;
   }
   TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<KeyRounds> rounds,
-                           KeyRounds::Create(read_queue_.get(), sections,
+                           KeyRounds::Create(queue.get(), sections,
                                              kRecoveryBytes + entries / kKeysOfAByte, kFillGrain));
   RowIndex* index;
   {
