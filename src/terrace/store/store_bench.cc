@@ -3,7 +3,8 @@
 // and the next is made. Every row read is checked. Reads are put beside the model of the disk, t =
 // a * requests + bytes / b, which is measured on the store's own files before every batch: once for
 // the requests that the store made, once for the cheapest plan over the same number of random keys,
-// and beside the disk's rate of random sectors; writes beside the disk's rate in the same run.
+// and beside the disk's rate of random sectors; writes beside the disk's rate in the same run, and
+// beside the rate that it has while it is read from as well, as compaction does.
 // Direct I/O: no page cache takes part.
 //
 //   store_bench [--tiny] [--folder F] [--keys N] [--row-bytes B] [--gap BYTES] [--repeats R]
@@ -16,9 +17,11 @@
 // of a parameter file costs: for sizes up to 256 MiB, uniform and Zipf overwrites with compaction
 // paid, and after them reads of the first size of batch, planned and by whole files.
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -26,8 +29,10 @@
 
 #include "terrace/base/clock.h"
 #include "terrace/base/memory.h"
+#include "terrace/base/mutex.h"
 #include "terrace/base/rng.h"
 #include "terrace/base/testing/bench_flags.h"
+#include "terrace/base/thread.h"
 #include "terrace/io/file_system.h"
 #include "terrace/store/read_cost.h"
 #include "terrace/store/store.h"
@@ -44,7 +49,7 @@ struct Settings {
   std::uint64_t keys = 5'000'000;  // 20'000'000: where the targets lie.
   std::uint64_t row_bytes = 128;
   std::uint64_t gap_bytes = ~std::uint64_t{0};  // As measured at the start, on a scratch file.
-  std::uint64_t read_threads = 2;  // As of a job.
+  std::uint64_t read_threads = 2;               // As of a job.
   std::uint64_t whole_file = 0;
   std::uint64_t group = 0;
   std::uint64_t depth = static_cast<std::uint64_t>(ReadQueueOptions().depth);
@@ -66,8 +71,10 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Bytes a second, sync included.
-Result<double> MeasureWrites(FileSystem* fs, const Settings& settings) {
+// Bytes a second, sync included. beside(bytes) is called after each write.
+Result<double> MeasureWrites(
+    FileSystem* fs, const Settings& settings,
+    const std::function<void(std::uint64_t)>& beside = [](std::uint64_t) {}) {
   const std::string path = JoinPath(settings.folder, "store_bench.disk");
   TERRACE_RETURN_IF_ERROR(RemoveTree(fs, path));
   const Clock* clock = Clock::Real();
@@ -81,14 +88,100 @@ Result<double> MeasureWrites(FileSystem* fs, const Settings& settings) {
   TERRACE_ASSIGN_OR_RETURN(auto file, fs->Open(path, OpenMode::kCreateDirect));
   const double start = clock->MonotonicSeconds();
   for (std::uint64_t at = 0; at < bytes; at += buffer.size()) {
-    TERRACE_RETURN_IF_ERROR(
-        file->WriteAt(at, buffer.span().first(std::min(buffer.size(), bytes - at))));
+    const std::uint64_t part = std::min(buffer.size(), bytes - at);
+    TERRACE_RETURN_IF_ERROR(file->WriteAt(at, buffer.span().first(part)));
+    beside(part);
   }
   TERRACE_RETURN_IF_ERROR(file->Sync());
   const double rate = static_cast<double>(bytes) / (clock->MonotonicSeconds() - start);
   TERRACE_RETURN_IF_ERROR(fs->Remove(path));
   return rate;
 }
+
+std::vector<File*> Borrowed(const std::vector<std::unique_ptr<File>>& files) {
+  std::vector<File*> borrowed;
+  for (const auto& file : files) borrowed.push_back(file.get());
+  return borrowed;
+}
+
+// A thread that reads files from their beginnings to their ends, as many bytes as it is told.
+class SteadyReads {
+ private:
+  static constexpr std::size_t kRequests = 4;
+  static constexpr double kMostBehind = 64.0 * kMiB;
+
+ public:
+  static constexpr std::uint64_t kLeastFileBytes = kRequests * kMiB;
+
+  // REQUIRES: files of kLeastFileBytes. All are borrowed.
+  SteadyReads(ReadQueue* queue, std::vector<File*> files)
+      : queue_(queue), files_(std::move(files)) {}
+  ~SteadyReads() {
+    {
+      MutexLock lock(&mu_);
+      ended_ = true;
+      changed_.NotifyAll();
+    }
+    if (thread_.joinable()) thread_.Join();
+  }
+  Status Start() {
+    TERRACE_ASSIGN_OR_RETURN(buffer_, HugeBuffer::Allocate(kRequests * kMiB));
+    thread_ = Thread("reads", ThreadPriority::kNormal, [this] { Loop(); });
+    return OkStatus();
+  }
+  // Blocks: while more than kMostBehind bytes are left to read.
+  void Read(double bytes) {
+    MutexLock lock(&mu_);
+    wanted_ += bytes;
+    changed_.NotifyAll();
+    while (wanted_ > kMostBehind && status_.ok()) changed_.Wait(&mu_);
+  }
+  Status status() const {
+    MutexLock lock(&mu_);
+    return status_;
+  }
+
+ private:
+  void Loop() {
+    for (std::size_t f = 0;; f = (f + 1) % files_.size()) {
+      const Result<std::uint64_t> size = files_[f]->Size();
+      Status status = size.status();
+      for (std::uint64_t at = 0; status.ok() && at + kRequests * kMiB <= *size;
+           at += kRequests * kMiB) {
+        {
+          MutexLock lock(&mu_);
+          while (wanted_ <= 0 && !ended_) changed_.Wait(&mu_);
+          if (ended_) return;
+        }
+        std::array<ReadRequest, kRequests> requests;
+        for (std::size_t i = 0; i < kRequests; ++i) {
+          requests[i].file = files_[f];
+          requests[i].offset = at + i * kMiB;
+          requests[i].buffer = buffer_.span().subspan(i * kMiB, kMiB);
+        }
+        status = queue_->Run(requests);
+        MutexLock lock(&mu_);
+        wanted_ -= static_cast<double>(kRequests * kMiB);
+        changed_.NotifyAll();
+      }
+      if (status.ok()) continue;
+      MutexLock lock(&mu_);
+      status_ = status;
+      changed_.NotifyAll();
+      return;
+    }
+  }
+
+  ReadQueue* const queue_;
+  const std::vector<File*> files_;
+  HugeBuffer buffer_;
+  mutable Mutex mu_;
+  CondVar changed_;
+  double wanted_ TERRACE_GUARDED_BY(mu_) = 0;
+  bool ended_ TERRACE_GUARDED_BY(mu_) = false;
+  Status status_ TERRACE_GUARDED_BY(mu_);
+  Thread thread_;
+};
 
 // n random records among all, and what the cheapest plan that reads them takes at any cost.
 class PlanModel {
@@ -147,6 +240,10 @@ class Bench {
   Status Reopen();
   // What reads cost now, on the store's own files.
   Status MeasureReads();
+  // The store's files.
+  Result<std::vector<std::unique_ptr<File>>> OpenFiles(std::uint64_t least_bytes) const;
+  // What writes cost now, with so many bytes read from the store's files for each that is written.
+  Result<double> MeasureWritesBeside(double reads) const;
   void DrawKeys(std::uint64_t n);
   void FindPlaces();                                         // Of the chosen rows.
   std::vector<std::unique_ptr<BenchRows>> MakeRows() const;  // Of batches to be written.
@@ -224,22 +321,39 @@ Status Bench::ReadOnce(std::uint64_t n, double* seconds, double* cpu) {
   return rows_.AllRight() ? OkStatus() : InternalError("a row is lost or wrong");
 }
 
-Status Bench::MeasureReads() {
+Result<std::vector<std::unique_ptr<File>>> Bench::OpenFiles(std::uint64_t least_bytes) const {
   TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, fs_->List(options_.directory));
   std::vector<std::unique_ptr<File>> files;
-  std::vector<File*> borrowed;
   for (const FileInfo& entry : entries) {
-    if (!entry.name.starts_with("rows-") || entry.size < kMiB) continue;
+    if (!entry.name.starts_with("rows-") || entry.size < least_bytes) continue;
     TERRACE_ASSIGN_OR_RETURN(
         auto file, fs_->Open(JoinPath(options_.directory, entry.name), OpenMode::kReadDirect));
-    borrowed.push_back(file.get());
     files.push_back(std::move(file));
   }
+  return files;
+}
+
+Status Bench::MeasureReads() {
+  TERRACE_ASSIGN_OR_RETURN(const auto files, OpenFiles(kMiB));
   if (files.empty()) return OkStatus();  // A tiny run: as the scratch file said.
   TERRACE_ASSIGN_OR_RETURN(auto queue, fs_->NewReadQueue(options_.read_queue));
-  TERRACE_ASSIGN_OR_RETURN(
-      cost_, MeasureReadCost(Clock::Real(), queue.get(), borrowed, options_.io_buffer_bytes));
+  TERRACE_ASSIGN_OR_RETURN(cost_, MeasureReadCost(Clock::Real(), queue.get(), Borrowed(files),
+                                                  options_.io_buffer_bytes));
   return OkStatus();
+}
+
+Result<double> Bench::MeasureWritesBeside(double reads) const {
+  TERRACE_ASSIGN_OR_RETURN(const auto files, OpenFiles(SteadyReads::kLeastFileBytes));
+  if (files.empty()) return disk_writes_;  // A tiny run.
+  TERRACE_ASSIGN_OR_RETURN(auto queue, fs_->NewReadQueue(options_.read_queue));
+  SteadyReads steady(queue.get(), Borrowed(files));
+  TERRACE_RETURN_IF_ERROR(steady.Start());
+  TERRACE_ASSIGN_OR_RETURN(const double rate,
+                           MeasureWrites(fs_, settings_, [&](std::uint64_t bytes) {
+                             steady.Read(reads * static_cast<double>(bytes));
+                           }));
+  TERRACE_RETURN_IF_ERROR(steady.status());
+  return rate;
 }
 
 Status Bench::MeasureBatches(std::uint64_t batch, ReadFigures* figures) {
@@ -327,7 +441,8 @@ Status Bench::MeasureUpdates(UpdateFigures* figures) {
       bytes / (figures->written * static_cast<double>((settings_.row_bytes + 7) / 8 * 8 + 40));
   figures->of_disk = bytes / figures->total / disk_writes_;
   const auto read = static_cast<double>(after.read_bytes - before.read_bytes);
-  figures->of_both = figures->of_disk + read / figures->total / cost_.bytes_per_second;
+  TERRACE_ASSIGN_OR_RETURN(const double beside, MeasureWritesBeside(read / bytes));
+  figures->of_both = bytes / figures->total / beside;
   figures->space = static_cast<double>(after.disk_bytes - after.checkpoint_only_bytes) /
                    static_cast<double>(after.live_bytes);
   return OkStatus();
@@ -338,8 +453,8 @@ Status Bench::Update() {
   TERRACE_RETURN_IF_ERROR(MeasureUpdates(&update));
   std::printf(
       "update: %.2f M keys/s, with compaction paid to its end %.2f M keys/s at write "
-      "amplification %.2f (%.0f %% of what the disk's writes allow, %.0f %% of what they allow "
-      "together with compaction's reads), space %.2fx, longest write %.3f s of a median of %.3f, "
+      "amplification %.2f (%.0f %% of what the disk's writes allow, %.0f %% of what they do beside "
+      "as many reads as compaction's), space %.2fx, longest write %.3f s of a median of %.3f, "
       "%.0f %% of the writing for compaction to catch up, CPU of the writing threads %.3f us a "
       "key\n",
       update.written / update.writing * 1e-6, update.written / update.total * 1e-6,
@@ -432,7 +547,8 @@ Status Bench::RunFileSize() {
   }
   std::printf(
       "files of %4llu MiB, %s: overwrites at %3.0f %% of what the disk's writes allow (%3.0f %% "
-      "with compaction's reads), write amplification %.2f, space %.2fx, longest write %.1f "
+      "beside as many reads as compaction's), write amplification %.2f, space %.2fx, longest write "
+      "%.1f "
       "medians; reads of the cheapest plan's "
       "model: planned %3.0f %%, whole_file %3.0f %%\n",
       static_cast<unsigned long long>(settings_.file_mib),
