@@ -53,33 +53,48 @@ struct alignas(64) TaggedLine {
   // One bit for each entry that has these bits of the hash.
   std::uint32_t Match(std::uint64_t bits) const {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
+    return MatchInOneRegister(bits);
+#elif defined(__SSE2__)
+    return MatchInTwoRegisters(bits);
+#else
+    return MatchOneByOne(bits);
+#endif
+  }
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  std::uint32_t MatchInOneRegister(std::uint64_t bits) const {
     // The last 32 bytes: `low` begins with their third word, `high` with their 23rd byte.
     const __m256i last = _mm256_load_si256(reinterpret_cast<const __m256i*>(this) + 1);
     const std::uint32_t equal_low =
         _mm256_cmpeq_epi16_mask(last, _mm256_set1_epi16(static_cast<short>(bits))) >> 2;
     const std::uint32_t equal_high =
         _mm256_cmpeq_epi8_mask(last, _mm256_set1_epi8(static_cast<char>(bits >> 16))) >> 22;
-    const std::uint32_t equal = equal_low & equal_high;
-#elif defined(__SSE2__)
-    std::uint32_t equal = 0;
+    return equal_low & equal_high & Present();
+  }
+#endif
+#if defined(__SSE2__)
+  std::uint32_t MatchInTwoRegisters(std::uint64_t bits) const {
     const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(low));
     const __m128i wanted = _mm_set1_epi16(static_cast<short>(bits));
     // Eight masks of 16 bits to bytes, to bits.
-    equal = static_cast<std::uint32_t>(
+    auto equal = static_cast<std::uint32_t>(
         _mm_movemask_epi8(_mm_packs_epi16(_mm_cmpeq_epi16(first, wanted), _mm_setzero_si128())));
     equal |= static_cast<std::uint32_t>(low[8] == static_cast<std::uint16_t>(bits)) << 8;
     // The line's last 16 bytes, of which all nine of `high` are the seventh and those behind it.
     const __m128i last = _mm_load_si128(reinterpret_cast<const __m128i*>(this) + 3);
     const __m128i wanted_high = _mm_set1_epi8(static_cast<char>(bits >> 16));
     equal &= static_cast<std::uint32_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(last, wanted_high))) >> 6;
-#else
+    return equal & Present();
+  }
+#endif
+  std::uint32_t MatchOneByOne(std::uint64_t bits) const {
     std::uint32_t equal = 0;
     for (std::uint32_t way = 0; way < kWays; ++way) {
       equal |= static_cast<std::uint32_t>(this->bits(way) == bits) << way;
     }
-#endif
-    return equal & ((1u << state.count) - 1);
+    return equal & Present();
   }
+  // A bit for each entry that there is.
+  std::uint32_t Present() const { return (1u << state.count) - 1; }
   std::uint64_t bits(std::uint32_t way) const { return std::uint64_t{high[way]} << 16 | low[way]; }
   std::uint64_t place(std::uint32_t way) const { return places[way]; }
   void Set(std::uint32_t way, std::uint64_t bits, std::uint64_t place) {
@@ -101,7 +116,8 @@ struct alignas(64) TaggedLine {
   std::uint8_t high[kWays];
   LineState state;
 };
-static_assert(sizeof(TaggedLine) == 64 && offsetof(TaggedLine, high) == 48 + 6);
+static_assert(sizeof(TaggedLine) == 64 && offsetof(TaggedLine, low) == 32 + 4 &&
+              offsetof(TaggedLine, high) == 48 + 6);
 
 // Five entries of all other bits of the hash, and of the whole place.
 struct alignas(64) ExactLine {

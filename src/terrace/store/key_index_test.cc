@@ -181,6 +181,35 @@ TEST(LineExtents, EachLineHasOne) {
   }
 }
 
+TEST(TaggedLine, MatchesByEachOfItsWays) {
+  Rng rng(3);
+  int some = 0, several = 0;
+  for (int round = 0; round < 20'000; ++round) {
+    TaggedLine line{};
+    line.state.count = static_cast<std::uint8_t>(rng.Below(TaggedLine::kWays + 1)) & 0xf;
+    line.state.passed = static_cast<std::uint8_t>(rng.Below(8)) & 0x7;
+    // Of few values, and such as have one half in common.
+    const auto draw = [&] { return rng.Below(4) << 16 | rng.Below(4); };
+    for (std::uint32_t way = 0; way < TaggedLine::kWays; ++way) line.Set(way, draw(), rng.Next());
+    const std::uint64_t bits = draw();
+    const std::uint32_t equal = line.MatchOneByOne(bits);
+    for (std::uint32_t way = 0; way < TaggedLine::kWays; ++way) {
+      ASSERT_EQ((equal >> way & 1) != 0, way < line.state.count && line.bits(way) == bits);
+    }
+#if defined(__SSE2__)
+    ASSERT_EQ(line.MatchInTwoRegisters(bits), equal);
+#endif
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+    ASSERT_EQ(line.MatchInOneRegister(bits), equal);
+#endif
+    ASSERT_EQ(line.Match(bits), equal);
+    some += equal != 0 ? 1 : 0;
+    several += (equal & (equal - 1)) != 0 ? 1 : 0;
+  }
+  EXPECT_GT(some, 1000);
+  EXPECT_GT(several, 100);
+}
+
 template <typename Index>
 class IndexByKey : public ::testing::Test {};
 using Indexes = ::testing::Types<KeyIndex, ExactIndex>;
