@@ -22,7 +22,7 @@ constexpr std::size_t kAhead = 80;
 constexpr std::uint32_t kHops = 16;
 // Above this share of entries a segment gets more lines; above the greater one also if it is the
 // first of its group, or others have just got some.
-constexpr double kMaxLoad = 0.96, kMostLoad = 0.985;
+constexpr double kMaxLoad = 0.95, kMostLoad = 0.985;
 // Keys that may be moved for each that is to come, a little more than are on average: a batch
 // doesn't notice whose turn it is.
 constexpr std::uint64_t kMovesAKey = 12;
