@@ -26,7 +26,8 @@ constexpr double kMaxLoad = 0.95, kMostLoad = 0.985;
 // Keys that may be moved for each that is to come, a little more than are on average: a batch
 // doesn't notice whose turn it is.
 constexpr std::uint64_t kMovesAKey = 12;
-constexpr std::uint64_t kLeastChunkBytes = 64 << 10;
+// Of a chunk of the arena, and of all before they are huge pages.
+constexpr std::uint64_t kLeastChunkBytes = 64 << 10, kLeastHugeBytes = 6 * kHugePageBytes;
 
 }  // namespace
 
@@ -34,9 +35,12 @@ template <typename Line>
 Result<Line*> SegmentedIndex<Line>::LineArena::Take(std::uint64_t lines) {
   const std::uint64_t bytes = lines * sizeof(Line);
   if (chunks_.empty() || chunks_.back().size() - used_ < bytes) {
+    // As much again, of which the system gives what is used; an eighth while a huge page would be
+    // much of a small index.
     const std::uint64_t all = full_ + used_;
+    const std::uint64_t more = all < kLeastHugeBytes ? all / 8 : all;
     TERRACE_ASSIGN_OR_RETURN(HugeBuffer chunk,
-                             HugeBuffer::Allocate(std::max({all, kLeastChunkBytes, bytes})));
+                             HugeBuffer::Allocate(std::max({more, kLeastChunkBytes, bytes})));
     chunks_.push_back(std::move(chunk));
     full_ = all;
     used_ = 0;
@@ -47,7 +51,8 @@ Result<Line*> SegmentedIndex<Line>::LineArena::Take(std::uint64_t lines) {
 
 template <typename Line>
 std::uint64_t SegmentedIndex<Line>::LineArena::bytes() const {
-  return full_ + HugeBuffer::SizeFor(used_);
+  const bool huge = !chunks_.empty() && chunks_.back().size() >= kHugePageBytes;
+  return full_ + AlignUp(used_, huge ? kHugePageBytes : 4096);
 }
 
 template <typename Line>
@@ -303,7 +308,7 @@ Status SegmentedIndex<Line>::MakeSegments() {
 }
 
 template <typename Line>
-Status SegmentedIndex<Line>::TakeLines(std::size_t s, std::uint64_t count, bool wait) {
+Status SegmentedIndex<Line>::TakeLines(std::size_t s, std::uint64_t count) {
   const std::uint64_t wanted = LinesFor(count, kMaxLoad);
   if (wanted > LineExtents::kMostLines) {
     return InternalError(
@@ -319,7 +324,7 @@ Status SegmentedIndex<Line>::TakeLines(std::size_t s, std::uint64_t count, bool 
     if (place != nullptr) continue;
     const bool group_is_full =
         static_cast<double>(group_counts_[g]) > kMaxLoad * kGroupSegments * Line::kWays * lines;
-    if (wait && !group_is_full && lines >= LinesFor(count, kMostLoad)) break;
+    if (!group_is_full && lines >= LinesFor(count, kMostLoad)) break;
     TERRACE_ASSIGN_OR_RETURN(place, arena_.Take(kGroupSegments * kLineExtents.size(c, extent)));
     extents_used_ = std::max(extents_used_, extent + 1);
   }
@@ -348,7 +353,7 @@ auto SegmentedIndex<Line>::EntryOf(std::size_t s, const Line& line, std::uint32_
 template <typename Line>
 Status SegmentedIndex<Line>::Grow(std::size_t s, std::uint64_t count) {
   std::uint32_t kept = lines_[s];
-  const Status taken = TakeLines(s, count, /*wait=*/true);
+  const Status taken = TakeLines(s, count);
   if (lines_[s] == kept) return taken;
   const SegmentLines lines = LinesOf(s);
   loose_.clear();
@@ -480,7 +485,7 @@ Status SegmentedIndex<Line>::Fill(std::span<const KeyPlace> keys) {
         Insert(hashes, places.data());
         continue;
       }
-      TERRACE_RETURN_IF_ERROR(TakeLines(s, part.size(), /*wait=*/false));
+      TERRACE_RETURN_IF_ERROR(TakeLines(s, part.size()));
       lines = LinesOf(s);
     }
     // Nobody else touches this segment.

@@ -283,9 +283,9 @@ class SegmentedIndex final : public RowIndex {
   static std::uint64_t LinesFor(std::uint64_t count, double load) {
     return static_cast<std::uint64_t>(static_cast<double>(count) / (load * Line::kWays)) + 1;
   }
-  // Gives segment s empty lines for `count` entries, if it has not so many. `wait`: for the group
-  // to be as full as the segment, as long as that finds room without.
-  Status TakeLines(std::size_t s, std::uint64_t count, bool wait);
+  // Gives segment s empty lines for `count` entries, if it has not so many; the first of its group
+  // waits for the others as long as it has room without.
+  Status TakeLines(std::size_t s, std::uint64_t count);
   // The same, and has its entries lie where they belong among the lines that there are then.
   Status Grow(std::size_t s, std::uint64_t count);
   Loose EntryOf(std::size_t s, const Line& line, std::uint32_t way) const;
