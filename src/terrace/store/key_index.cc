@@ -216,9 +216,7 @@ struct SegmentedIndex<Line>::TellSpots {
 
   [[gnu::always_inline]] void operator()(std::uint32_t key, Line* line, std::uint32_t way,
                                          bool found) {
-    const std::uintptr_t mask = found ? ~std::uintptr_t{0} : 0;
-    spots[key] = {reinterpret_cast<Line*>(reinterpret_cast<std::uintptr_t>(line) & mask), way,
-                  false, index->Unpack(line->place(way))};
+    spots[key] = {found ? line : nullptr, way, false, index->Unpack(line->place(way))};
   }
   void operator()(std::uint32_t key, const Other& other) {
     spots[key].other = true;

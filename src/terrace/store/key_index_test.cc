@@ -364,6 +364,33 @@ TEST(KeyIndex, GrowsAfterItWasFilled) {
   EXPECT_LT(static_cast<double>(index.bytes()) / before, 1.07);
 }
 
+// In segments of some hundred keys, of which some wait for their group or for the next batch to get
+// lines, and with batches that bring a key or so to each.
+TYPED_TEST(IndexByKey, KeepsItsKeysWhileSegmentsWait) {
+  constexpr std::uint64_t kKeys = 1'500'000, kBatch = 5'000;
+  const auto place_of = [](std::uint64_t key) {
+    return MakePlace(static_cast<std::uint32_t>(key >> kTestRowBits),
+                     key & ((std::uint64_t{1} << kTestRowBits) - 1));
+  };
+  TypeParam index(kTestRowBits);
+  std::vector<std::uint64_t> hashes(kBatch);
+  std::vector<Place> places(kBatch);
+  Rng rng(5);
+  for (std::uint64_t key = 0; key < kKeys; key += kBatch) {
+    for (std::uint64_t i = 0; i < kBatch; ++i) hashes[i] = MixKey(key + i);
+    std::sort(hashes.begin(), hashes.end());
+    for (std::uint64_t i = 0; i < kBatch; ++i) places[i] = place_of(UnmixKey(hashes[i]));
+    ASSERT_TRUE(index.Reserve(hashes).ok());
+    index.Insert(hashes, places.data());
+    for (std::uint64_t& hash : hashes) hash = MixKey(rng.Below(key + kBatch));
+    index.Lookup(hashes, places.data());
+    for (std::uint64_t i = 0; i < kBatch; ++i) {
+      ASSERT_EQ(places[i], place_of(UnmixKey(hashes[i]))) << "of " << key + kBatch << " keys";
+    }
+  }
+  EXPECT_EQ(index.size(), kKeys);
+}
+
 // Bytes a key over a growth by four: the mean, and the most.
 template <typename Index>
 std::pair<double, double> BytesAKey(std::uint64_t keys) {
