@@ -108,7 +108,7 @@ std::vector<File*> Borrowed(const std::vector<std::unique_ptr<File>>& files) {
 class SteadyReads {
  private:
   static constexpr std::size_t kRequests = 4;
-  static constexpr double kMostBehind = 64.0 * kMiB;
+  static constexpr double kMostBehind = 16.0 * kMiB;
 
  public:
   static constexpr std::uint64_t kLeastFileBytes = kRequests * kMiB;
