@@ -173,7 +173,7 @@ template <bool kToRoom, typename Tell>
     const LineState state = line->state;
     const std::uint32_t equal = line->Match(BitsOf(hashes[asked.key]));
     const auto way = static_cast<std::uint32_t>(std::countr_zero(equal | 1u << (Line::kWays - 1)));
-    tell(asked.key, line, way, equal != 0);
+    tell(asked, line, way, equal != 0);
     if (state.shared) [[unlikely]]
       shared_keys[shared++] = asked.key;
     sought[left] = asked;
@@ -214,9 +214,9 @@ struct SegmentedIndex<Line>::TellSpots {
   const SegmentedIndex* index;
   Spot* spots;
 
-  [[gnu::always_inline]] void operator()(std::uint32_t key, Line* line, std::uint32_t way,
+  [[gnu::always_inline]] void operator()(const Sought& asked, Line* line, std::uint32_t way,
                                          bool found) {
-    spots[key] = {found ? line : nullptr, way, false, index->Unpack(line->place(way))};
+    spots[asked.key] = {found ? line : nullptr, way, false, index->Unpack(line->place(way))};
   }
   void operator()(std::uint32_t key, const Other& other) {
     spots[key].other = true;
@@ -224,8 +224,30 @@ struct SegmentedIndex<Line>::TellSpots {
   }
 };
 
+// Of keys that are to be inserted: an absent one goes past the full lines before the first that has
+// room.
 template <typename Line>
-template <bool kToRoom, typename Visit>
+struct SegmentedIndex<Line>::TellRooms {
+  TellSpots spots;
+  Room* rooms;
+
+  [[gnu::always_inline]] void operator()(const Sought& asked, Line* line, std::uint32_t way,
+                                         bool found) {
+    spots(asked, line, way, found);
+    Room& room = rooms[asked.key];
+    LineState& state = line->state;
+    const bool searching = !found & (room.line == nullptr), full = state.count == Line::kWays;
+    const std::uint32_t passed = state.passed + static_cast<std::uint32_t>(searching & full);
+    state.passed = std::min<std::uint32_t>(passed, kMaxPassed) & kMaxPassed;
+    const bool here = searching & !full;
+    room = {here ? line : room.line, here ? asked.number : room.number,
+            here ? asked.tried : room.tried};
+  }
+  void operator()(std::uint32_t key, const Other& other) { spots(key, other); }
+};
+
+template <typename Line>
+template <typename Visit>
 void SegmentedIndex<Line>::ForEachFound(std::span<const std::uint64_t> hashes, Visit visit) const {
   if (lines_.empty()) {
     for (std::size_t i = 0; i < hashes.size(); ++i) visit(i, Spot());
@@ -234,7 +256,7 @@ void SegmentedIndex<Line>::ForEachFound(std::span<const std::uint64_t> hashes, V
   std::vector<Spot> spots(std::min(kRound, hashes.size()));
   for (std::size_t begin = 0; begin < hashes.size(); begin += kRound) {
     const auto round = hashes.subspan(begin, std::min(kRound, hashes.size() - begin));
-    FindEach<kToRoom>(round, TellSpots{this, spots.data()});
+    FindEach<false>(round, TellSpots{this, spots.data()});
     for (std::size_t i = 0; i < round.size(); ++i) {
       if (!spots[i].present()) spots[i] = Spot();
       visit(begin + i, spots[i]);
@@ -260,10 +282,10 @@ struct SegmentedIndex<Line>::TellPlaces {
   Place* places;
 
   // Without a branch: nobody foresees which of the keys are here.
-  [[gnu::always_inline]] void operator()(std::uint32_t key, Line* line, std::uint32_t way,
+  [[gnu::always_inline]] void operator()(const Sought& asked, Line* line, std::uint32_t way,
                                          bool found) {
     const Place mask = found ? ~Place{0} : 0;
-    places[key] = (index->Unpack(line->place(way)) & mask) | (kNoPlace & ~mask);
+    places[asked.key] = (index->Unpack(line->place(way)) & mask) | (kNoPlace & ~mask);
   }
   void operator()(std::uint32_t key, const Other& other) { places[key] = other.place; }
 };
@@ -367,7 +389,8 @@ Status SegmentedIndex<Line>::Grow(std::size_t s, std::uint64_t count) {
   }
   SpreadLines(s, lines, kept);
   for (const Loose& entry : loose_) {
-    InsertEntry(entry, lines_[s], [&](std::uint32_t number) { return lines[number]; });
+    InsertEntry(entry, lines_[s], HomeOf(entry.bits, lines_[s]), 1,
+                [&](std::uint32_t number) { return lines[number]; });
   }
   return taken;
 }
@@ -426,10 +449,10 @@ void SegmentedIndex<Line>::Append(Line* line, const Loose& entry) {
 
 template <typename Line>
 template <typename LineOf>
-void SegmentedIndex<Line>::InsertEntry(const Loose& entry, std::uint32_t lines, LineOf line_of) {
-  std::uint32_t number = HomeOf(entry.bits, lines);
+void SegmentedIndex<Line>::InsertEntry(const Loose& entry, std::uint32_t lines,
+                                       std::uint32_t number, std::uint32_t tried, LineOf line_of) {
   Line* line = line_of(number);
-  for (std::uint32_t tried = 1; line->state.count == Line::kWays; ++tried) {
+  for (; line->state.count == Line::kWays; ++tried) {
     if (line->state.passed < kMaxPassed) ++line->state.passed;
     number = NextLine(entry.bits, number, tried, lines);
     line = line_of(number);
@@ -439,24 +462,54 @@ void SegmentedIndex<Line>::InsertEntry(const Loose& entry, std::uint32_t lines, 
 
 template <typename Line>
 void SegmentedIndex<Line>::Insert(std::span<const std::uint64_t> hashes, const Place* places) {
-  ForEachFound<true>(hashes, [&](std::size_t i, Spot spot) {
-    TERRACE_DCHECK(i == 0 || hashes[i - 1] < hashes[i]);
-    // The one before may be alike, and have been inserted since.
-    if (!spot.present() && i > 0 && Alike(hashes[i - 1], hashes[i])) spot = Find(hashes[i]);
-    ++size_;
-    if (!spot.present()) {
-      const std::size_t s = SegmentOf(hashes[i]);
-      TERRACE_CHECK(counts_[s] < std::uint64_t{lines_[s]} * Line::kWays);
-      ++counts_[s];
-      ++group_counts_[GroupOf(s)];
-      InsertEntry({BitsOf(hashes[i]), Pack(places[i]), false}, lines_[s],
-                  [&](std::uint32_t number) { return LineAt(s, number); });
-      return;
+  TERRACE_CHECK(!lines_.empty() || hashes.empty());
+  std::vector<Spot> spots(std::min(kRound, hashes.size()));
+  std::vector<Room> rooms;
+  for (std::size_t begin = 0; begin < hashes.size(); begin += kRound) {
+    const auto round = hashes.subspan(begin, std::min(kRound, hashes.size() - begin));
+    rooms.assign(round.size(), Room());
+    FindEach<true>(round, TellRooms{{this, spots.data()}, rooms.data()});
+    for (std::size_t i = 0; i < round.size(); ++i) {
+      // The one before may be alike, and have been inserted since.
+      TERRACE_DCHECK(begin + i == 0 || hashes[begin + i - 1] < round[i]);
+      const bool may_be_alike = begin + i > 0 && Alike(hashes[begin + i - 1], round[i]);
+      InsertAt(round[i], places[begin + i],
+               may_be_alike && !spots[i].present() ? Find(round[i]) : spots[i], rooms[i]);
     }
+  }
+}
+
+template <typename Line>
+void SegmentedIndex<Line>::InsertAt(std::uint64_t hash, Place place, const Spot& spot,
+                                    const Room& room) {
+  ++size_;
+  if (spot.present()) {
     TERRACE_CHECK(!Line::kExact && !spot.other);
+    Unpass(hash, spot.line, room.line);
     spot.line->state.shared = 1;
-    others_.insert({IdentityOf(hashes[i]), {hashes[i], places[i]}});
-  });
+    others_.insert({IdentityOf(hash), {hash, place}});
+    return;
+  }
+  const std::size_t s = SegmentOf(hash);
+  TERRACE_CHECK(counts_[s] < std::uint64_t{lines_[s]} * Line::kWays);
+  ++counts_[s];
+  ++group_counts_[GroupOf(s)];
+  // Those before it may have filled the line since.
+  InsertEntry({BitsOf(hash), Pack(place), false}, lines_[s], room.number, room.tried,
+              [&](std::uint32_t number) { return LineAt(s, number); });
+}
+
+template <typename Line>
+void SegmentedIndex<Line>::Unpass(std::uint64_t hash, const Line* end, const Line* other_end) {
+  const std::size_t s = SegmentOf(hash);
+  const std::uint64_t bits = BitsOf(hash);
+  std::uint32_t number = HomeOf(bits, lines_[s]);
+  for (std::uint32_t tried = 1;; ++tried) {
+    Line* const line = LineAt(s, number);
+    if (line == end || line == other_end) return;
+    if (line->state.passed < kMaxPassed) --line->state.passed;
+    number = NextLine(bits, number, tried, lines_[s]);
+  }
 }
 
 template <typename Line>
@@ -582,7 +635,7 @@ void SegmentedIndex<Line>::HopOn(const typename Line::Word* bits, std::span<Home
 template <typename Line>
 void SegmentedIndex<Line>::Replace(std::span<const std::uint64_t> hashes, const Place* places,
                                    Place* previous) {
-  ForEachFound<false>(hashes, [&](std::size_t i, const Spot& spot) {
+  ForEachFound(hashes, [&](std::size_t i, const Spot& spot) {
     TERRACE_CHECK(spot.present());
     previous[i] = spot.place;
     SetPlace(hashes[i], spot, places[i]);
@@ -593,7 +646,7 @@ template <typename Line>
 void SegmentedIndex<Line>::Move(std::span<const std::uint64_t> hashes, const Place* from,
                                 const Place* to, std::uint8_t* moved) {
   bool removed = false;
-  ForEachFound<false>(hashes, [&](std::size_t i, Spot spot) {
+  ForEachFound(hashes, [&](std::size_t i, Spot spot) {
     // A removal before may have brought another entry there.
     if (removed && spot.present()) spot = Find(hashes[i]);
     moved[i] = 0;
@@ -610,7 +663,7 @@ void SegmentedIndex<Line>::Move(std::span<const std::uint64_t> hashes, const Pla
 
 template <typename Line>
 void SegmentedIndex<Line>::Erase(std::span<const std::uint64_t> hashes, Place* previous) {
-  ForEachFound<false>(hashes, [&](std::size_t i, Spot spot) {
+  ForEachFound(hashes, [&](std::size_t i, Spot spot) {
     if (spot.present()) spot = Find(hashes[i]);  // As in Move.
     previous[i] = spot.place;
     if (spot.present()) Remove(hashes[i], spot);
@@ -635,13 +688,7 @@ void SegmentedIndex<Line>::Remove(std::uint64_t hash, const Spot& spot) {
     others_.erase(first);
     return;
   }
-  const std::uint32_t lines = lines_[s];
-  std::uint32_t number = HomeOf(BitsOf(hash), lines);
-  for (std::uint32_t tried = 1; LineAt(s, number) != spot.line; ++tried) {
-    LineState& state = LineAt(s, number)->state;
-    if (state.passed < kMaxPassed) --state.passed;
-    number = NextLine(BitsOf(hash), number, tried, lines);
-  }
+  Unpass(hash, spot.line, spot.line);
   const std::uint32_t end = spot.line->state.count - 1u;
   spot.line->Set(spot.way, spot.line->bits(end), spot.line->place(end));
   --spot.line->state.count;

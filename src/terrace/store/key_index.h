@@ -253,27 +253,40 @@ class SegmentedIndex final : public RowIndex {
   // Leaves those that have a next line, and says how many there are and where these lie.
   std::size_t NextLines(std::span<const std::uint64_t> hashes, std::span<Sought> sought,
                         Line** lines) const;
-  // Leaves those that go on to a next line, and says how many. tell(key, line, way, found) of all,
-  // and tell(key, other) of those that are among the others. kToRoom: an absent key goes on to the
-  // line where it would be put.
+  // Leaves those that go on to a next line, and says how many. tell(asked, line, way, found) of
+  // all, and tell(key, other) of those that are among the others. kToRoom: an absent key goes on to
+  // the first line that has room.
   template <bool kToRoom, typename Tell>
   std::size_t LookInto(std::span<const std::uint64_t> hashes, std::span<Sought> sought,
                        Line* const* lines, Tell tell) const;
   // What is told last of a key holds. The misses of many keys are in flight.
   template <bool kToRoom, typename Tell>
   void FindEach(std::span<const std::uint64_t> hashes, Tell tell) const;
+  // The first line on a key's way that has room, as Sought says where.
+  struct Room {
+    Line* line = nullptr;
+    std::uint32_t number = 0;
+    std::uint32_t tried = 0;
+  };
   struct TellPlaces;
   struct TellSpots;
+  struct TellRooms;
   // Calls visit(i, spot) for each hash, in their order.
-  template <bool kToRoom, typename Visit>
+  template <typename Visit>
   void ForEachFound(std::span<const std::uint64_t> hashes, Visit visit) const;
   void SetPlace(std::uint64_t hash, const Spot& spot, Place place);
   void Remove(std::uint64_t hash, const Spot& spot);
   // REQUIRES: the line has room.
   static void Append(Line* line, const Loose& entry);
-  // REQUIRES: a line has room. line_of(number) leads to it.
+  // Into the first line that has room, from `number` on, of which `tried` says as in Sought.
+  // REQUIRES: one has. line_of(number) leads to it.
   template <typename LineOf>
-  static void InsertEntry(const Loose& entry, std::uint32_t lines, LineOf line_of);
+  static void InsertEntry(const Loose& entry, std::uint32_t lines, std::uint32_t number,
+                          std::uint32_t tried, LineOf line_of);
+  // A key that is not there, by what was found of it.
+  void InsertAt(std::uint64_t hash, Place place, const Spot& spot, const Room& room);
+  // The key has not gone past the lines from its home to one of these two, after all.
+  void Unpass(std::uint64_t hash, const Line* end, const Line* other_end);
   // Where each line of a segment lies, for who goes over all of them, also while another thread
   // takes lines for other segments.
   using SegmentLines = RawVector<Line*>;

@@ -21,12 +21,15 @@ enum class Spread {
   kRandom,  // And some at the very end.
   kNarrow,  // In one segment with equal homes, as an attacker would choose keys.
   kAlike,   // Groups that only their lowest bits tell apart.
+  kBoth,    // Such groups in one segment, with equal homes.
 };
 
 std::uint64_t DrawHash(Spread spread, Rng* rng) {
   switch (spread) {
     case Spread::kNarrow:
       return ~std::uint64_t{0} - (rng->Below(900) << 28);
+    case Spread::kBoth:
+      return ~std::uint64_t{0} - (rng->Below(300) << 28) - rng->Below(4);
     case Spread::kAlike:
       return MixKey(rng->Below(60)) >> 28 << 28 | rng->Below(12);
     case Spread::kRandom:
@@ -216,7 +219,7 @@ using Indexes = ::testing::Types<KeyIndex, ExactIndex>;
 TYPED_TEST_SUITE(IndexByKey, Indexes);
 
 TYPED_TEST(IndexByKey, EqualsMap) {
-  for (const Spread spread : {Spread::kRandom, Spread::kNarrow, Spread::kAlike}) {
+  for (const Spread spread : {Spread::kRandom, Spread::kNarrow, Spread::kAlike, Spread::kBoth}) {
     for (std::uint64_t seed = 1; seed <= 8; ++seed) {
       SCOPED_TRACE("seed " + std::to_string(seed));
       Model<TypeParam> model(seed, spread);
@@ -265,7 +268,7 @@ std::vector<KeyPlace> Together(const std::vector<std::uint64_t>& hashes,
 // Filled in pieces that share no range of hashes, by so many threads, and then inserted to and
 // erased from, an index has what one has that was filled key by key.
 TYPED_TEST(IndexByKey, FilledAsInserted) {
-  for (const Spread spread : {Spread::kRandom, Spread::kNarrow, Spread::kAlike}) {
+  for (const Spread spread : {Spread::kRandom, Spread::kNarrow, Spread::kAlike, Spread::kBoth}) {
     for (const std::size_t n : {1, 30, 3'000, 100'000}) {
       for (const int threads : {1, 3}) {
         Rng rng(n);

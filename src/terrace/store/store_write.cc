@@ -484,7 +484,10 @@ Status StoreImpl::ReserveIndex(const StagedFiles& staged) {
   for (const SortedKey& key : staged.order) {
     if (staged.deletion || !key.stored()) added[staged.deletion ? 1 : 0].push_back(key.hash);
   }
-  if (staged.files.size() > 1) std::sort(added[0].begin(), added[0].end());
+  if (staged.files.size() > 1) {
+    std::vector<std::uint64_t> spare;
+    SortSpread(&added[0], &spare, 64, [](std::uint64_t hash) { return hash; });
+  }
   // Readers have their turns in between: room is made range by range, for all new keys of a range.
   const std::span<const std::uint64_t> rows = added[0];
   for (std::size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
