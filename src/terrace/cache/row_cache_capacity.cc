@@ -6,10 +6,34 @@
 #include "terrace/cache/row_cache_impl.h"
 
 namespace terrace {
+namespace {
+
+// Of a cache that has become smaller, what orders its rows is rebuilt once it could be smaller by
+// this share of their memory: pins wait for that.
+constexpr std::uint64_t kKeptShare = 64;
+
+// Of `have` bytes where `wanted` would do.
+std::uint64_t KeptBytes(std::uint64_t have, std::uint64_t wanted, std::uint64_t most_spare) {
+  return have > wanted && have - wanted <= most_spare ? have : wanted;
+}
+
+}  // namespace
+
+std::uint64_t RowCacheImpl::MostSpareBytes(std::uint64_t chunks) const {
+  // Less than a chunk keeps nothing: the least capacity is that of what is built for it.
+  return chunks < kKeptShare ? 0 : chunks * arena_.chunk_bytes() / kKeptShare;
+}
+
+std::uint64_t RowCacheImpl::MapBytesFor(std::uint64_t chunks) const {
+  return KeptBytes(map_.bytes(), EntryMap::BytesFor(RowsIn(chunks)), MostSpareBytes(chunks));
+}
+
+std::uint64_t RowCacheImpl::PolicyBytesFor(std::uint64_t chunks) const {
+  return KeptBytes(policy_->bytes(), policy_->BytesFor(RowsIn(chunks)), MostSpareBytes(chunks));
+}
 
 std::uint64_t RowCacheImpl::BytesFor(std::uint64_t chunks) const {
-  const std::uint64_t rows = RowsIn(chunks);
-  return chunks * arena_.chunk_bytes() + EntryMap::BytesFor(rows) + policy_->BytesFor(rows) +
+  return chunks * arena_.chunk_bytes() + MapBytesFor(chunks) + PolicyBytesFor(chunks) +
          write_back_->bytes();
 }
 
@@ -129,10 +153,10 @@ Status RowCacheImpl::ReleaseClosed() {
       }
     }
   }
-  const std::uint64_t rows = RowsIn(std::max<std::uint64_t>(max_chunks_, arena_.present_chunks()));
-  if (map_.bytes() > EntryMap::BytesFor(rows)) TERRACE_RETURN_IF_ERROR(RebuildMap(rows));
-  if (policy_->bytes() > policy_->BytesFor(rows)) TERRACE_RETURN_IF_ERROR(policy_->Reserve(rows));
-  return OkStatus();
+  const std::uint64_t chunks = std::max<std::uint64_t>(max_chunks_, arena_.present_chunks());
+  if (map_.bytes() > MapBytesFor(chunks)) TERRACE_RETURN_IF_ERROR(RebuildMap(RowsIn(chunks)));
+  if (policy_->bytes() <= PolicyBytesFor(chunks)) return OkStatus();
+  return policy_->Reserve(RowsIn(chunks));
 }
 
 }  // namespace terrace

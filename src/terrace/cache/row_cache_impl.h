@@ -110,7 +110,12 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   RowCacheImpl(const RowCacheOptions& options, std::vector<Store*> stores,
                std::uint64_t chunk_bytes, std::unique_ptr<WriteBack> write_back);
 
+  // Of so many chunks with what orders their rows, and the parts of that; what is there already may
+  // stay a little larger than it would be built.
   std::uint64_t BytesFor(std::uint64_t chunks) const TERRACE_REQUIRES(mu_);
+  std::uint64_t MapBytesFor(std::uint64_t chunks) const TERRACE_REQUIRES(mu_);
+  std::uint64_t PolicyBytesFor(std::uint64_t chunks) const TERRACE_REQUIRES(mu_);
+  std::uint64_t MostSpareBytes(std::uint64_t chunks) const;
   std::uint64_t ChunksFor(std::uint64_t capacity_bytes) const TERRACE_REQUIRES(mu_);
   std::uint64_t UsedBytes() const TERRACE_REQUIRES(mu_);
   std::uint64_t RowsIn(std::uint64_t chunks) const { return chunks * arena_.rows_per_chunk(); }
