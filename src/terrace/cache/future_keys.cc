@@ -88,7 +88,8 @@ std::uint64_t FutureKeys::TimeOf(std::uint64_t tick) {
 }
 
 void FutureKeys::Add(std::span<const Key> keys, std::uint64_t example) {
-  constexpr std::size_t kGroup = 32;
+  // Keys between two looks at whether a stretch is full; the fewer, the nearer it is to that.
+  constexpr std::uint64_t kLeastGroup = 32, kMostGroup = 256;
   const std::uint64_t tick = example / kTickExamples;
   const std::uint64_t from = now();
   TERRACE_CHECK(tick < from + kNever);
@@ -100,46 +101,54 @@ void FutureKeys::Add(std::span<const Key> keys, std::uint64_t example) {
       newest().end.load(std::memory_order_relaxed) <= from) {
     BeginStretch(tick);
   }
-  std::array<std::uint64_t, kGroup> hashes;
-  std::size_t count = 0;
-  std::uint64_t time = TimeOf(tick);
-  const auto add_group = [&] {
-    for (std::size_t i = 0; i < count; ++i) AddToLine(hashes[i], time);
-    count = 0;
+  std::array<std::uint64_t, kMostGroup> hashes;
+  for (std::uint64_t time = TimeOf(tick); !keys.empty();) {
+    const std::uint64_t left = MostKeys() - std::min(MostKeys(), newest().keys);
+    const std::uint64_t most = std::clamp(left, kLeastGroup, kMostGroup);
+    // Without a branch: nobody foresees which keys were there just before.
+    std::size_t count = 0, seen = 0;
+    for (; seen < keys.size() && count < most; ++seen) {
+      const std::uint64_t hash = MixKey(keys[seen]);
+      std::uint64_t& recent = recent_[hash % kRecent];
+      hashes[count] = hash;
+      count += recent != hash ? 1 : 0;
+      recent = hash;
+    }
+    keys = keys.subspan(seen);
+    AddToLines({hashes.data(), count}, time);
     // Where no stretch is free, the lines that have room take the rest of this tick.
-    if (newest().keys < MostKeys() || !NextIsFree()) return;
+    if (newest().keys < MostKeys() || !NextIsFree()) continue;
     BeginStretch(tick);
     time = TimeOf(tick);
-  };
-  for (const Key key : keys) {
-    const std::uint64_t hash = MixKey(key);
-    std::uint64_t& recent = recent_[hash % kRecent];
-    if (recent == hash) continue;
-    recent = hash;
-    __builtin_prefetch(&LinesOf(hash)[newest_.load(std::memory_order_relaxed)], 1);
-    hashes[count++] = hash;
-    if (count == kGroup) add_group();
   }
-  add_group();
 }
 
-void FutureKeys::AddToLine(std::uint64_t hash, std::uint64_t time) {
+void FutureKeys::AddToLines(std::span<const std::uint64_t> hashes, std::uint64_t time) {
+  constexpr std::size_t kAhead = 24;
   const std::uint32_t newest = newest_.load(std::memory_order_relaxed);
-  Line& line = LinesOf(hash)[newest];
-  const std::uint64_t mark = MarkOf(hash);
-  std::uint64_t ways = FindWays(line, mark);
-  if (ways == 0) {
-    ways = FindWays(line, 0);
-    if (ways == 0) return;
-    ++stretches_[newest].keys;
+  const auto prefetch = [&](std::size_t i) __attribute__((always_inline)) {
+    __builtin_prefetch(&LinesOf(hashes[i])[newest], 1);
+  };
+  for (std::size_t i = 0; i < std::min(kAhead, hashes.size()); ++i) prefetch(i);
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    if (i + kAhead < hashes.size()) prefetch(i + kAhead);
+    Line& line = LinesOf(hashes[i])[newest];
+    const std::uint64_t mark = MarkOf(hashes[i]);
+    std::uint32_t ways = FindWays(line, mark);
+    if (ways == 0) {
+      ways = FindWays(line, 0);
+      if (ways == 0) continue;
+      ++stretches_[newest].keys;
+    }
+    const auto way = static_cast<std::uint32_t>(std::countr_zero(ways));
+    // A reader that sees the mark without the time takes that of the key before.
+    const auto put = [](std::uint64_t& word, std::uint64_t bits, std::uint64_t value,
+                        std::uint32_t shift) {
+      Store(word, (Load(word) & ~(bits << shift)) | value << shift);
+    };
+    put(TimeWord(line, way), kTimes - 1, time, TimeShift(way));
+    put(line.marks[way / 4], 0xffff, mark, way % 4 * 16);
   }
-  const Way way = FirstOf(ways);
-  // A reader that sees the mark without the time takes that of the key before.
-  const std::uint64_t times = Load(line.times[way.time_word]);
-  Store(line.times[way.time_word],
-        (times & ~((kTimes - 1) << way.time_shift)) | time << way.time_shift);
-  const std::uint64_t marks = Load(line.marks[way.word]);
-  Store(line.marks[way.word], (marks & ~(std::uint64_t{0xffff} << way.shift)) | mark << way.shift);
 }
 
 }  // namespace terrace

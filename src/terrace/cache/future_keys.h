@@ -19,6 +19,9 @@
 #include <memory>
 #include <span>
 #include <vector>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #include "terrace/base/ids.h"
 #include "terrace/base/memory.h"
@@ -81,12 +84,10 @@ class FutureKeys {
 
   // A key is 16 bits of its hash, its mark (0: none), four to a word, and four bits of time,
   // sixteen to a word. Words are read and written whole, relaxed, by one writer; what a reader sees
-  // late costs a read of the disk at most. Marks are compared within words, since compilers make no
-  // vectors of atomics.
+  // late costs a read of the disk at most.
   static constexpr std::uint32_t kMarkWords = 6, kTimeWords = 2;
   static constexpr std::uint32_t kWays = kMarkWords * 4;
   static constexpr std::uint64_t kTimes = 16;
-  static constexpr std::uint64_t kEachWay = 0x0001'0001'0001'0001;
   struct alignas(64) Line {
     std::array<std::uint64_t, kMarkWords> marks;
     std::array<std::uint64_t, kTimeWords> times;
@@ -100,18 +101,11 @@ class FutureKeys {
   static void Store(std::uint64_t& word, std::uint64_t value) {
     std::atomic_ref(word).store(value, std::memory_order_relaxed);
   }
-  // Where a way of a line has its mark and its time.
-  struct Way {
-    std::uint32_t word, shift, time_word, time_shift;
-  };
-  // `found`: of FindWays, not 0.
-  static Way FirstOf(std::uint64_t found) {
-    const auto bit = static_cast<std::uint32_t>(std::countr_zero(found));
-    const std::uint32_t word = bit % 16, part = bit / 16, number = word * 4 + part;
-    return {word, part * 16, number / 16, number % 16 * 4};
-  }
-  static std::uint64_t TimeIn(Line& line, const Way& way) {
-    return Load(line.times[way.time_word]) >> way.time_shift & (kTimes - 1);
+  // The four bits of time of a way: which word, and where in it.
+  static std::uint64_t& TimeWord(Line& line, std::uint32_t way) { return line.times[way / 16]; }
+  static std::uint32_t TimeShift(std::uint32_t way) { return way % 16 * 4; }
+  static std::uint64_t TimeIn(Line& line, std::uint32_t way) {
+    return Load(TimeWord(line, way)) >> TimeShift(way) & (kTimes - 1);
   }
 
   // Written by the adding thread; a look-up may see them as of different moments, with what follows
@@ -129,17 +123,28 @@ class FutureKeys {
     const std::uint64_t mark = (hash * 0xd6e8feb86659fd93ULL) >> 48;
     return mark == 0 ? 1 : mark;
   }
-  // A bit for each way of the line that has the mark: word + 16 * its part of the word.
-  static std::uint64_t FindWays(Line& line, std::uint64_t mark) {
-    constexpr std::uint64_t kLow = kEachWay * 0x7fff;
-    const std::uint64_t pattern = mark * kEachWay;
-    std::uint64_t found = 0;
-    for (std::uint32_t word = 0; word < kMarkWords; ++word) {
-      const std::uint64_t other = Load(line.marks[word]) ^ pattern;
-      // The top bit of each way that is 0.
-      found |= ~(((other & kLow) + kLow) | other | kLow) >> (15 - word);
+  // A bit for each way of the line that has the mark.
+  static std::uint32_t FindWays(Line& line, std::uint64_t mark) {
+#if defined(__SSE2__)
+    const __m128i wanted = _mm_set1_epi16(static_cast<short>(mark));
+    const auto equal = [&](std::size_t word) {  // In two words.
+      return _mm_cmpeq_epi16(wanted,
+                             _mm_set_epi64x(static_cast<long long>(Load(line.marks[word + 1])),
+                                            static_cast<long long>(Load(line.marks[word]))));
+    };
+    const auto low =
+        static_cast<std::uint32_t>(_mm_movemask_epi8(_mm_packs_epi16(equal(0), equal(2))));
+    const auto high = static_cast<std::uint32_t>(
+        _mm_movemask_epi8(_mm_packs_epi16(equal(4), _mm_setzero_si128())));
+    return high << 16 | low;
+#else
+    std::uint32_t found = 0;
+    for (std::uint32_t way = 0; way < kWays; ++way) {
+      const std::uint64_t other = Load(line.marks[way / 4]) >> (way % 4 * 16) & 0xffff;
+      found |= static_cast<std::uint32_t>(other == mark) << way;
     }
     return found;
+#endif
   }
   // Calls visit(number, stretch) for those that are not past at `from`, the oldest first, until it
   // returns true.
@@ -160,9 +165,9 @@ class FutureKeys {
     std::uint64_t next = kNoTick;
     ForStretches(from, [&](std::uint32_t number, const Stretch& stretch) {
       Line& line = lines[number];
-      const std::uint64_t found = FindWays(line, mark);
+      const std::uint32_t found = FindWays(line, mark);
       if (found == 0) return false;
-      const std::uint64_t time = TimeIn(line, FirstOf(found));
+      const std::uint64_t time = TimeIn(line, std::countr_zero(found));
       const std::uint64_t unit = stretch.unit.load(std::memory_order_relaxed);
       const std::uint64_t tick = stretch.start.load(std::memory_order_relaxed) + time * unit;
       if (tick + unit <= from) return false;
@@ -179,7 +184,7 @@ class FutureKeys {
   void BeginStretch(std::uint64_t tick);
   // Makes the units of the newest stretch so long that the tick is in one of them.
   std::uint64_t TimeOf(std::uint64_t tick);
-  void AddToLine(std::uint64_t hash, std::uint64_t time);
+  void AddToLines(std::span<const std::uint64_t> hashes, std::uint64_t time);
 
   const HugeBuffer memory_;
   Lines* const lines_;
