@@ -81,17 +81,19 @@ Status RowProducts::Allocate() {
     }
   }
   line_floats_ = static_cast<std::size_t>(kMostDistinct * minibatch_ * inputs_.embedding_width);
-  first_row_.resize(tables_->size());
+  sums_of_.first_row.resize(tables_->size());
+  planned_sums_.first_row.resize(tables_->size());
 
   product_stride_ = ProductStride(layer_.width);
   const std::size_t product_floats = AlignUp(minibatch_ * product_stride_, 16);
   const std::size_t list = AlignUp(most_occurrences_ + groups_.size() + 1, 16);
-  constexpr std::size_t kLists = 7;
+  constexpr std::size_t kLists = 8;
   TERRACE_ASSIGN_OR_RETURN(memory_, HugeBuffer::Allocate((product_floats + kLists * list) * 4));
   memory_.Touch();
   products_ = reinterpret_cast<float*>(memory_.data());
   auto* lists = reinterpret_cast<std::uint32_t*>(products_ + product_floats);
-  for (std::uint32_t** each : {&line_row_, &begin_, &line_, &example_, &row_group_, &sum_at_}) {
+  for (std::uint32_t** each :
+       {&line_row_, &begin_, &line_, &example_, &row_group_, &sums_of_.at, &planned_sums_.at}) {
     *each = lists;
     lists += list;
   }
@@ -103,27 +105,38 @@ int RowProducts::panels() const {
   return static_cast<int>((layer_.width + kProductColumns - 1) / kProductColumns);
 }
 
+RowProducts::Ahead RowProducts::AheadOf(const WorkItem& item, std::uint32_t m) {
+  return {&item, item.batch.get(), item.batch->first_example + item.first_example, m};
+}
+
 bool RowProducts::Plan(const WorkItem& item, std::uint32_t m) {
+  if (ahead_ != AheadOf(item, m)) PlanAhead(item, m);
+  ahead_ = Ahead();
+  std::swap(sums_of_, planned_sums_);
+  return by_rows_;
+}
+
+void RowProducts::PlanAhead(const WorkItem& item, std::uint32_t m) {
+  ahead_ = AheadOf(item, m);
+  by_rows_ = false;
   examples_ = item.MinibatchEnd(m) - item.MinibatchBegin(m);
   std::size_t occurrences = 0, rows = 0;
   for (std::size_t t = 0; t < tables_->size(); ++t) {
     const TableWork& work = item.tables[t];
     occurrences += work.occurrence_begin[m + 1] - work.occurrence_begin[m];
-    first_row_[t] = rows;
+    planned_sums_.first_row[t] = rows;
     rows += work.row_begin[m + 1] - work.row_begin[m];
   }
-  if (occurrences > most_occurrences_) return false;
+  if (occurrences > most_occurrences_) return;
   CountLines(item, m);
   std::size_t floats = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     if (!groups_[g].dense) floats += line_groups_[g].lines * line_groups_[g].width;
   }
-  if (static_cast<double>(floats) > kMostDistinct * examples_ * inputs_.embedding_width) {
-    return false;
-  }
+  if (static_cast<double>(floats) > kMostDistinct * examples_ * inputs_.embedding_width) return;
+  by_rows_ = true;
   PlaceGroups(item, m);
   AssignLines(item, m);
-  return true;
 }
 
 void RowProducts::CountLines(const WorkItem& item, std::uint32_t m) {
@@ -136,7 +149,7 @@ void RowProducts::CountLines(const WorkItem& item, std::uint32_t m) {
     if ((*tables_)[t].schema->FindSegment(kEmbeddingSegment) == nullptr) continue;
     const TableWork& work = item.tables[t];
     const std::size_t rows = work.row_begin[m + 1] - work.row_begin[m];
-    std::uint32_t* const row_group = row_group_ + first_row_[t];
+    std::uint32_t* const row_group = row_group_ + planned_sums_.first_row[t];
     for (std::size_t r = 0; r < rows; ++r) {
       const auto [begin, end] = OccurrencesOf(work, m, r);
       const std::uint32_t offset = work.input_offset[begin];
@@ -200,8 +213,8 @@ void RowProducts::AssignLines(const WorkItem& item, std::uint32_t m) {
     if ((*tables_)[t].schema->FindSegment(kEmbeddingSegment) == nullptr) continue;
     const TableWork& work = item.tables[t];
     const std::size_t rows = work.row_begin[m + 1] - work.row_begin[m];
-    const std::uint32_t* const row_group = row_group_ + first_row_[t];
-    std::uint32_t* const sum_at = sum_at_ + first_row_[t];
+    const std::uint32_t* const row_group = row_group_ + planned_sums_.first_row[t];
+    std::uint32_t* const sum_at = planned_sums_.at + planned_sums_.first_row[t];
     const auto take_line = [&](std::uint32_t g, std::size_t r) {
       const LineGroup& lines = line_groups_[g];
       const std::uint32_t line = next[g]++;
@@ -256,7 +269,7 @@ void RowProducts::CopyOccurrences(const TableWork& work, std::uint32_t m, int in
   const Group& group = groups_[static_cast<std::size_t>(index)];
   LineGroup* const lines = &line_groups_[static_cast<std::size_t>(index)];
   const std::uint32_t* const rows = line_row_ + group.first_line;
-  const std::uint32_t* const row_group = row_group_ + first_row_[group.table];
+  const std::uint32_t* const row_group = row_group_ + sums_of_.first_row[group.table];
   std::uint32_t* const begins = begin_ + group.first_line + static_cast<std::size_t>(index);
   std::uint32_t* const line = line_ + group.first_occurrence;
   std::uint32_t* const example = example_ + group.first_occurrence;

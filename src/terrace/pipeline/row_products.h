@@ -1,8 +1,8 @@
 // RowProducts: the first layer of a network by the distinct rows of a mini-batch (line_products.h).
 // What a slot's keys repeat is multiplied once, and the gradients of rows come out summed. Which
-// mini-batches go this way is a function of their keys and of the job alone. Threads: Plan by one
-// thread; the calls for different groups, and those for different panels, run at once. Borrows
-// tables and the network that the layer is of.
+// mini-batches go this way is a function of their keys and of the job alone. Threads: Plan and
+// PlanAhead by one thread; the calls for different groups, and those for different panels, run at
+// once. Borrows tables and the network that the layer is of.
 #pragma once
 
 #include <cstddef>
@@ -47,6 +47,9 @@ class RowProducts {
   // Sorts the rows of mini-batch m by slot. False: so many of its keys are distinct that it is
   // better taken by examples; then nothing else may be called.
   bool Plan(const WorkItem& item, std::uint32_t m);
+  // Does the work of the next Plan, if that is of this mini-batch. After AddShared, or instead of
+  // it; sums and sum_at stay those of the mini-batch before until Plan is called.
+  void PlanAhead(const WorkItem& item, std::uint32_t m);
   // A group is a slot, the first one the dense features where there are any; a panel some columns
   // of the product. In order: Gather for all groups, Multiply for all panels, then, for training,
   // Differentiate for all groups when the gradients of the products lie in their place, then
@@ -64,7 +67,9 @@ class RowProducts {
   // After AddShared: the gradient sum of each local row's embedding begins at sums() +
   // sum_at(t)[r].
   const float* sums() const { return lines_; }
-  const std::uint32_t* sum_at(std::size_t table) const { return sum_at_ + first_row_[table]; }
+  const std::uint32_t* sum_at(std::size_t table) const {
+    return sums_of_.at + sums_of_.first_row[table];
+  }
   // The largest magnitude among the sums, as bits (LargestBits).
   std::uint32_t largest_sum() const;
   // An example of the mini-batch that holds a row whose sum has that magnitude.
@@ -89,9 +94,24 @@ class RowProducts {
     std::uint32_t width = 0;
   };
 
+  // Where the sums of a mini-batch's local rows begin.
+  struct SumPlaces {
+    std::uint32_t* at = nullptr;         // (local rows of all tables)
+    std::vector<std::size_t> first_row;  // (tables) into it
+  };
+  // What PlanAhead was called for; the item may be gone since.
+  struct Ahead {
+    const WorkItem* item = nullptr;
+    const Batch* batch = nullptr;
+    std::uint64_t first_example = 0;
+    std::uint32_t m = 0;
+    bool operator==(const Ahead&) const = default;
+  };
+
   RowProducts(const std::vector<StepTable>* tables, FirstLayer layer,
               const NetworkInputSpec& inputs, std::uint32_t minibatch);
   Status Allocate();
+  static Ahead AheadOf(const WorkItem& item, std::uint32_t m);
   void CountLines(const WorkItem& item, std::uint32_t m);
   void PlaceGroups(const WorkItem& item, std::uint32_t m);
   void AssignLines(const WorkItem& item, std::uint32_t m);
@@ -114,7 +134,11 @@ class RowProducts {
   std::size_t product_stride_ = 0;
   HugeBuffer memory_;  // Of the products and the lists below.
 
-  // Of the current mini-batch:
+  SumPlaces sums_of_;  // Of the mini-batch that Plan was called for last.
+
+  // Of that which was planned last, perhaps ahead:
+  Ahead ahead_;  // Without an item once Plan has been called.
+  bool by_rows_ = false;
   std::uint32_t examples_ = 0;
   std::uint32_t* line_row_ = nullptr;   // (lines) local row in the group's table
   std::uint32_t* begin_ = nullptr;      // (lines + groups)
@@ -122,8 +146,7 @@ class RowProducts {
   std::uint32_t* example_ = nullptr;    // (occurrences)
   float* value_ = nullptr;              // (occurrences)
   std::uint32_t* row_group_ = nullptr;  // (local rows of all tables), or kSeveral
-  std::uint32_t* sum_at_ = nullptr;     // (local rows of all tables)
-  std::vector<std::size_t> first_row_;  // (tables) into the two above
+  SumPlaces planned_sums_;              // As row_group_ lies.
   std::vector<SharedSum> shared_;
 };
 

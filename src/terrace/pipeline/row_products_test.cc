@@ -175,8 +175,9 @@ class RowProductsTest : public testing::Test {
     DenseState dense;
   };
 
-  // A pass over a batch of several mini-batches, the last one not whole.
-  Trained Train(bool block_only, int threads) {
+  // A pass over a batch of several mini-batches, the last one not whole. predicts: others in
+  // between, as a validation does.
+  Trained Train(bool block_only, int threads, bool predicts = false) {
     PrepareComputeThread();
     WorkerGroup workers("compute", threads, [] { PrepareComputeThread(); });
     const std::unique_ptr<Network> network = MakeNetwork(block_only);
@@ -195,6 +196,8 @@ class RowProductsTest : public testing::Test {
       for (const SlicePrediction& slice : *predictions) {
         trained.logits.insert(trained.logits.end(), slice.logit, slice.logit + slice.examples);
       }
+      if (!predicts) continue;
+      TERRACE_CHECK(executor->Predict(*item, (m + 2) % item->minibatches).ok());
     }
     trained.rows = rows_;
     trained.dense = network->Save();
@@ -279,8 +282,8 @@ TEST_F(RowProductsTest, TeachWhatExamplesDo) {
 TEST_F(RowProductsTest, RepeatToTheBitWhoeverDoesWhat) {
   Make(Case(3));
   const Trained first = Train(false, 2);
-  for (int repeat = 0; repeat < 5; ++repeat) {
-    const Trained again = Train(false, 2);
+  for (int repeat = 0; repeat < 6; ++repeat) {
+    const Trained again = Train(false, 2, /*predicts=*/repeat % 2 == 1);
     EXPECT_EQ(again.logits, first.logits);
     EXPECT_EQ(again.rows, first.rows);
     EXPECT_EQ(again.dense.buffers, first.dense.buffers);

@@ -364,7 +364,12 @@ Result<std::span<const SlicePrediction>> StepExecutor::Train(
   }
   DenseStep dense;
   dense.learning_rate = rates.dense;
-  workers_->Run(slices(), [&](int part) {
+  // Beside it, once each thread has a slice: it is one thread's work.
+  const bool plans = products_ != nullptr && m + 1 < item.minibatches;
+  const int plan_at = plans ? std::min(parts, workers_->size()) : parts;
+  workers_->Run(parts + (plans ? 1 : 0), [&](int task) {
+    if (task == plan_at) return products_->PlanAhead(item, m + 1);
+    const int part = task < plan_at ? task : task - 1;
     network_->ApplyGradients(dense, part, parts);
     ApplyRows(item, m, part, rates,
               examples_seen + (item.MinibatchEnd(m) - item.MinibatchBegin(m)));
