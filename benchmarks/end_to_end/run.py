@@ -57,16 +57,24 @@ def execute(command, env=None):
 
 def bytes_of(text):
     """Of a size as in job files, with a unit or without."""
-    number, unit = re.fullmatch(r"(\d+) *([KMGT]iB)?", str(text)).groups()
-    return int(number) << {None: 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}[unit]
+    match = re.fullmatch(r"([\d.]+) *(?:([kmgt])(i?)b|b)?", str(text).lower())
+    if not match:
+        raise SystemExit(f"'{text}' is no size: 1500MiB, say")
+    number, unit, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** ("kmgt".index(unit) + 1 if unit else 0))
 
 
 def touch_memory(count):
     """Uses so much memory for a moment. Where the machine is a guest whose host takes back what is free, the first use of a
     page costs up to a hundred times a later one: that is neither program's, and which of two runs in turn pays is chance."""
     page = mmap.PAGESIZE
+    free = int(re.search(r"MemAvailable:\s+(\d+)", open("/proc/meminfo").read()).group(1)) << 10
+    count = min(count, free // 8 * 7)
     with mmap.mmap(-1, count // page * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        try:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            pass  # A kernel without them.
         memory[::page] = bytes(len(memory) // page)
 
 

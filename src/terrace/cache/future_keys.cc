@@ -88,7 +88,7 @@ std::uint64_t FutureKeys::TimeOf(std::uint64_t tick) {
 }
 
 void FutureKeys::Add(std::span<const Key> keys, std::uint64_t example) {
-  // Keys between two looks at whether a stretch is full; the fewer, the nearer it is to that.
+  // Keys between two looks at whether a stretch is full; fewer when it is nearly full.
   constexpr std::uint64_t kLeastGroup = 32, kMostGroup = 256;
   const std::uint64_t tick = example / kTickExamples;
   const std::uint64_t from = now();

@@ -395,7 +395,8 @@ Status RowCacheImpl::AddChunk() {
     TERRACE_RETURN_IF_ERROR(
         RebuildMap(std::max(rows, std::min(2 * map_.capacity_rows(), RowsIn(max_chunks_)))));
   }
-  if (policy_->bytes() < policy_->BytesFor(rows)) TERRACE_RETURN_IF_ERROR(policy_->Reserve(rows));
+  // What a larger cache had reserved may have been kept.
+  if (policy_rows_ < rows) TERRACE_RETURN_IF_ERROR(ReservePolicy(rows));
   TERRACE_ASSIGN_OR_RETURN(HugeBuffer memory, supply_.Take());
   arena_.AddChunk(std::move(memory));
   LimitSupply();

@@ -8,9 +8,9 @@
 namespace terrace {
 namespace {
 
-// Of a cache that has become smaller, what orders its rows is rebuilt once it could be smaller by
-// this share of their memory: pins wait for that.
-constexpr std::uint64_t kKeptShare = 64;
+// When a cache becomes smaller, its map and its policy's memory are each kept as they are if they
+// are too large by at most 1 / kKeptPart of the rows' memory: pins wait while they are rebuilt.
+constexpr std::uint64_t kKeptPart = 64;
 
 // Of `have` bytes where `wanted` would do.
 std::uint64_t KeptBytes(std::uint64_t have, std::uint64_t wanted, std::uint64_t most_spare) {
@@ -20,8 +20,8 @@ std::uint64_t KeptBytes(std::uint64_t have, std::uint64_t wanted, std::uint64_t 
 }  // namespace
 
 std::uint64_t RowCacheImpl::MostSpareBytes(std::uint64_t chunks) const {
-  // Less than a chunk keeps nothing: the least capacity is that of what is built for it.
-  return chunks < kKeptShare ? 0 : chunks * arena_.chunk_bytes() / kKeptShare;
+  // Small caches keep nothing, so that BytesFor(1) is the least capacity.
+  return chunks < kKeptPart ? 0 : chunks * arena_.chunk_bytes() / kKeptPart;
 }
 
 std::uint64_t RowCacheImpl::MapBytesFor(std::uint64_t chunks) const {
@@ -69,6 +69,8 @@ Status RowCacheImpl::SetCapacity(std::uint64_t capacity_bytes) {
   }
   capacity_bytes_ = capacity_bytes;
   target_chunks_ = chunks;
+  map_limit_ = MapBytesFor(chunks);
+  policy_limit_ = PolicyBytesFor(chunks);
   LimitSupply();
   if (map_.capacity_rows() == 0) TERRACE_RETURN_IF_ERROR(RebuildMap(RowsIn(1)));
   CloseChunks();
@@ -153,10 +155,19 @@ Status RowCacheImpl::ReleaseClosed() {
       }
     }
   }
-  const std::uint64_t chunks = std::max<std::uint64_t>(max_chunks_, arena_.present_chunks());
-  if (map_.bytes() > MapBytesFor(chunks)) TERRACE_RETURN_IF_ERROR(RebuildMap(RowsIn(chunks)));
-  if (policy_->bytes() <= PolicyBytesFor(chunks)) return OkStatus();
-  return policy_->Reserve(RowsIn(chunks));
+  // Held rows may need more than the limits.
+  const std::uint64_t rows = RowsIn(std::max<std::uint64_t>(max_chunks_, arena_.present_chunks()));
+  if (map_.bytes() > std::max(map_limit_, EntryMap::BytesFor(rows))) {
+    TERRACE_RETURN_IF_ERROR(RebuildMap(rows));
+  }
+  if (policy_->bytes() <= std::max(policy_limit_, policy_->BytesFor(rows))) return OkStatus();
+  return ReservePolicy(rows);
+}
+
+Status RowCacheImpl::ReservePolicy(std::uint64_t rows) {
+  TERRACE_RETURN_IF_ERROR(policy_->Reserve(rows));
+  policy_rows_ = rows;
+  return OkStatus();
 }
 
 }  // namespace terrace

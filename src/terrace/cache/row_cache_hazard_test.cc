@@ -510,6 +510,40 @@ TEST_P(Capacity, MemoryMadeAheadStaysWithinTheLimit) {
   }
 }
 
+// Whatever it holds in between, while pinned rows keep more chunks than the limit has.
+TEST_P(Capacity, AShrinkThatPinnedRowsDelayEndsWithinTheLimit) {
+  constexpr std::uint64_t kMost = 16 * kSmall;
+  Rng rng(5);
+  for (int round = 0; round < 30; ++round) {
+    Fixture fixture(GetParam(), kMost, /*background=*/true);
+    ASSERT_TRUE(fixture.Open().ok());
+    RowCache& cache = *fixture.cache;
+    const std::uint64_t limit = kMost / 2 - rng.Below(kMost / 4);
+    ASSERT_TRUE(cache.SetCapacity(limit).ok());
+    // Rows in all chunks, and in some more of them than are to stay.
+    const Key some = cache.MaxPinnedRows() * 33 / 32 + rng.Below(1000);
+    ASSERT_TRUE(cache.SetCapacity(kMost).ok());
+    const Key all = cache.MaxPinnedRows();
+    TrainRange(&cache, 0, all);
+    std::vector<Key> sparse[2];
+    for (Key key = 0; key < all; key += 16) sparse[0].push_back(key);
+    for (Key key = 8; key < some; key += 16) sparse[1].push_back(key);
+    PinnedRows everywhere = PinOrDie(&cache, sparse[0]);
+    PinnedRows nearly = PinOrDie(&cache, sparse[1]);
+    EXPECT_EQ(cache.SetCapacity(limit).code(), StatusCode::kOutOfMemory);
+    PinnedRows next;
+    Thread puller("puller", ThreadPriority::kNormal,
+                  [&] { next = PinOrDie(&cache, KeyRange(0, 10)); });
+    while (cache.stats().reserve_waits == 0) std::this_thread::yield();
+    everywhere.Release();
+    // It has given back what it could, and waits again.
+    while (cache.stats().used_bytes > limit + kMost / 8) std::this_thread::yield();
+    nearly.Release();
+    puller.Join();
+    EXPECT_LE(cache.stats().used_bytes, limit) << round;
+  }
+}
+
 TEST_P(Capacity, AFailedPinHoldsNothing) {
   Fixture fixture(GetParam(), 4 * kSmall, /*background=*/false);
   ASSERT_TRUE(fixture.Open().ok());

@@ -194,6 +194,7 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   // Evicts the rows of one closed chunk that are not held; true when it is empty. May release mu_.
   Result<bool> EmptyChunk(std::uint32_t chunk) TERRACE_REQUIRES(mu_);
   Status RebuildMap(std::uint64_t rows) TERRACE_REQUIRES(mu_);
+  Status ReservePolicy(std::uint64_t rows) TERRACE_REQUIRES(mu_);
 
   const RowCacheOptions options_;
   const std::vector<Store*> stores_;
@@ -217,8 +218,12 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   EntryMap map_ TERRACE_GUARDED_BY(mu_);
   std::unique_ptr<EvictionPolicy> policy_ TERRACE_GUARDED_BY(mu_);
   std::uint64_t capacity_bytes_ TERRACE_GUARDED_BY(mu_) = 0;
-  std::uint64_t target_chunks_ TERRACE_GUARDED_BY(mu_) = 0;  // What capacity_bytes_ allows.
-  std::uint64_t max_chunks_ TERRACE_GUARDED_BY(mu_) = 0;     // The same, or what held rows need.
+  // What capacity_bytes_ allows: chunks, and bytes of the map and of the policy beside them.
+  std::uint64_t target_chunks_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::uint64_t map_limit_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::uint64_t policy_limit_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::uint64_t policy_rows_ TERRACE_GUARDED_BY(mu_) = 0;  // That the policy has memory for.
+  std::uint64_t max_chunks_ TERRACE_GUARDED_BY(mu_) = 0;   // The same, or what held rows need.
   std::uint64_t held_rows_ TERRACE_GUARDED_BY(mu_) = 0;  // Pinned, or taken by the Pin in progress.
   std::uint64_t needed_rows_ TERRACE_GUARDED_BY(mu_) = 0;  // Reserved by the Pin in progress.
   std::uint32_t handles_ TERRACE_GUARDED_BY(mu_) = 0;

@@ -1,7 +1,7 @@
 // RowProducts: the first layer of a network by the distinct rows of a mini-batch (line_products.h).
 // What a slot's keys repeat is multiplied once, and the gradients of rows come out summed. Which
 // mini-batches go this way is a function of their keys and of the job alone. Threads: Plan and
-// PlanAhead by one thread; the calls for different groups, and those for different panels, run at
+// PlanAhead one at a time; the calls for different groups, and those for different panels, run at
 // once. Borrows tables and the network that the layer is of.
 #pragma once
 
@@ -47,8 +47,10 @@ class RowProducts {
   // Sorts the rows of mini-batch m by slot. False: so many of its keys are distinct that it is
   // better taken by examples; then nothing else may be called.
   bool Plan(const WorkItem& item, std::uint32_t m);
-  // Does the work of the next Plan, if that is of this mini-batch. After AddShared, or instead of
-  // it; sums and sum_at stay those of the mini-batch before until Plan is called.
+  // Does the work of the next Plan, if that is of this mini-batch. Until then nothing else may be
+  // called but what tells the products and sums of the mini-batch before (product, sums, sum_at),
+  // which any thread may ask for meanwhile. REQUIRES: m > 0, and item is there until Plan is called
+  // for it, or for mini-batch 0 of another.
   void PlanAhead(const WorkItem& item, std::uint32_t m);
   // A group is a slot, the first one the dense features where there are any; a panel some columns
   // of the product. In order: Gather for all groups, Multiply for all panels, then, for training,

@@ -364,7 +364,8 @@ Result<std::span<const SlicePrediction>> StepExecutor::Train(
   }
   DenseStep dense;
   dense.learning_rate = rates.dense;
-  // Beside it, once each thread has a slice: it is one thread's work.
+  // The next mini-batch is planned beside the update, once each thread has a slice: that is one
+  // thread's work.
   const bool plans = products_ != nullptr && m + 1 < item.minibatches;
   const int plan_at = plans ? std::min(parts, workers_->size()) : parts;
   workers_->Run(parts + (plans ? 1 : 0), [&](int task) {

@@ -131,7 +131,7 @@ template <typename Line>
 [[gnu::noinline]] void SegmentedIndex<Line>::HomeLines(std::span<const std::uint64_t> hashes,
                                                        std::size_t first, std::span<Sought> sought,
                                                        Line** lines) const {
-  static constinit Line empty{};  // Which nobody writes.
+  static constinit Line empty{};  // Nobody writes it: an insertion comes after Reserve.
   const std::uint32_t* const lines_of = lines_.data();
   for (std::size_t i = 0; i < sought.size(); ++i) {
     const std::uint64_t hash = hashes[first + i];
@@ -225,7 +225,8 @@ struct SegmentedIndex<Line>::TellSpots {
 };
 
 // Of keys that are to be inserted: an absent one goes past the full lines before the first that has
-// room.
+// room, and is counted there at once. InsertAt takes that back where a key turns out to be alike to
+// another.
 template <typename Line>
 struct SegmentedIndex<Line>::TellRooms {
   TellSpots spots;
@@ -463,6 +464,8 @@ void SegmentedIndex<Line>::InsertEntry(const Loose& entry, std::uint32_t lines,
 template <typename Line>
 void SegmentedIndex<Line>::Insert(std::span<const std::uint64_t> hashes, const Place* places) {
   TERRACE_CHECK(!lines_.empty() || hashes.empty());
+  // Else the line that stands for none would be written.
+  for (const std::uint64_t hash : hashes) TERRACE_DCHECK(lines_[SegmentOf(hash)] > 0);
   std::vector<Spot> spots(std::min(kRound, hashes.size()));
   std::vector<Room> rooms;
   for (std::size_t begin = 0; begin < hashes.size(); begin += kRound) {
