@@ -544,6 +544,24 @@ TEST_P(Capacity, AShrinkThatPinnedRowsDelayEndsWithinTheLimit) {
   }
 }
 
+// S3-FIFO remembers as many of the rows that left as it holds, though it began with one chunk.
+TEST(GhostKeys, GrowWithTheCache) {
+  Fixture fixture(EvictionType::kS3Fifo, kSmall, /*background=*/false);
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  const std::size_t all = cache.MaxPinnedRows(), again = all / 4;
+  const auto train = [&](Key first, std::size_t count) {
+    for (Key key = first; key < first + count; key += 10) TrainRange(&cache, key, 10);
+  };
+  train(0, all);
+  train(100'000, all / 2);  // The first ones leave,
+  train(0, again);          // and come again: they stay when others pass that come only once.
+  train(200'000, all + all / 4);
+  const std::uint64_t hits = cache.stats().hits;
+  train(0, again);
+  EXPECT_GE(cache.stats().hits - hits, again * 9 / 10);
+}
+
 TEST_P(Capacity, AFailedPinHoldsNothing) {
   Fixture fixture(GetParam(), 4 * kSmall, /*background=*/false);
   ASSERT_TRUE(fixture.Open().ok());
