@@ -230,8 +230,7 @@ Status ParameterFileWriter::AppendZeros(std::uint64_t bytes) {
   return Append(zeros);
 }
 
-Status ParameterFileWriter::Add(Key key, std::uint64_t version,
-                                std::span<const std::byte> payload) {
+void ParameterFileWriter::Enter(Key key, std::uint64_t version) {
   const std::uint64_t row = rows();
   TERRACE_DCHECK(row < kMaxRowsPerFile);
   const std::uint64_t hash = MixKey(key);
@@ -243,8 +242,18 @@ Status ParameterFileWriter::Add(Key key, std::uint64_t version,
   info_.max_sequence = std::max(info_.max_sequence, sequence);
   if (IsDeletion(version)) ++info_.deletions;
   keys_.entries.push_back({key, version | row << kSequenceBits});
-  const bool fits = buffer_.size() - fill_ > layout_.record_bytes;
-  std::byte* record = fits ? buffer_.data() + fill_ : record_.data();
+}
+
+Status ParameterFileWriter::TakeRecord(const std::byte* record) {
+  if (record == record_.data()) return Append(record_);
+  fill_ += layout_.record_bytes;
+  return OkStatus();
+}
+
+Status ParameterFileWriter::Add(Key key, std::uint64_t version,
+                                std::span<const std::byte> payload) {
+  Enter(key, version);
+  std::byte* const record = NextRecord();
   RecordHead head;
   head.key = key;
   head.version = version;
@@ -254,9 +263,17 @@ Status ParameterFileWriter::Add(Key key, std::uint64_t version,
   std::memset(rest + payload.size(), 0, layout_.record_bytes - sizeof head - payload.size());
   head.check = RecordCheck(record, layout_.record_bytes, seed_);
   std::memcpy(record, &head.check, 8);
-  if (!fits) return Append(record_);
-  fill_ += layout_.record_bytes;
-  return OkStatus();
+  return TakeRecord(record);
+}
+
+Status ParameterFileWriter::Copy(const std::byte* record, std::uint64_t seed) {
+  const RecordHead head = HeadOf(record);
+  Enter(head.key, head.version);
+  std::byte* const copy = NextRecord();
+  std::memcpy(copy, record, layout_.record_bytes);
+  const std::uint64_t check = head.check ^ seed ^ seed_;
+  std::memcpy(copy, &check, 8);
+  return TakeRecord(copy);
 }
 
 Result<ParameterFileInfo> ParameterFileWriter::Finish() {

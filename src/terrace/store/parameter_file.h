@@ -148,6 +148,9 @@ class ParameterFileWriter {
   // Its row is rows(). REQUIRES: no two of a key, at most kMaxRowsPerFile; payload of row_bytes, or
   // empty for a deletion.
   Status Add(Key key, std::uint64_t version, std::span<const std::byte> payload);
+  // Adds a record of another file, of this seed, as it stands there. REQUIRES: as Add, and that its
+  // check holds.
+  Status Copy(const std::byte* record, std::uint64_t seed);
   std::uint64_t rows() const { return keys_.entries.size(); }
   // Writes what is left, key section and footer, and cuts off what an overwritten file had behind
   // them. The file is whole once the ring has been awaited, not yet durable.
@@ -156,6 +159,13 @@ class ParameterFileWriter {
   std::unique_ptr<File> TakeFile() { return std::move(file_); }
 
  private:
+  // The key section's entry of the next record.
+  void Enter(Key key, std::uint64_t version);
+  // Where the next record is to be made, and that it is.
+  std::byte* NextRecord() {
+    return buffer_.size() - fill_ > layout_.record_bytes ? buffer_.data() + fill_ : record_.data();
+  }
+  Status TakeRecord(const std::byte* record);
   Status Append(std::span<const std::byte> data);
   Status AppendZeros(std::uint64_t bytes);
   Status Flush();

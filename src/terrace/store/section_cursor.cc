@@ -25,12 +25,12 @@ Status SectionReads::Await(ReadRequest* request) {
 
 SectionCursor::SectionCursor(File* file, std::uint64_t offset, std::uint64_t entry_bytes,
                              std::uint64_t entries, std::span<std::byte> buffer,
-                             SectionReads* reads, std::size_t parts)
+                             SectionReads* reads)
     : file_(file), offset_(offset), entry_bytes_(entry_bytes), entries_(entries), reads_(reads) {
   const std::uint64_t least = LeastBuffer(entry_bytes);
   TERRACE_CHECK(buffer.size() >= least && buffer.size() % kBlockBytes == 0);
   if (reads != nullptr) {
-    parts_count_ = std::clamp<std::size_t>(buffer.size() / least, 1, std::min(parts, kMostParts));
+    parts_count_ = std::min(buffer.size() / least, kParts);
   }
   const std::uint64_t bytes = buffer.size() / parts_count_ / kBlockBytes * kBlockBytes;
   for (std::size_t p = 0; p < parts_count_; ++p) {

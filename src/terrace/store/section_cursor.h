@@ -35,12 +35,10 @@ class SectionReads {
 
 class SectionCursor {
  public:
-  static constexpr std::size_t kMostParts = 3;
   // `buffer`: aligned, of whole blocks, at least LeastBuffer(entry_bytes). `reads`: begins with the
-  // first entries at once; null where Fill reads by itself, into one part. `parts`: of the buffer,
-  // fewer where they would be smaller than LeastBuffer. All are borrowed.
+  // first entries at once; null where Fill reads by itself, into one part. All are borrowed.
   SectionCursor(File* file, std::uint64_t offset, std::uint64_t entry_bytes, std::uint64_t entries,
-                std::span<std::byte> buffer, SectionReads* reads = nullptr, std::size_t parts = 2);
+                std::span<std::byte> buffer, SectionReads* reads = nullptr);
   ~SectionCursor();  // Waits for what is being read.
   SectionCursor(const SectionCursor&) = delete;
   SectionCursor& operator=(const SectionCursor&) = delete;
@@ -54,8 +52,6 @@ class SectionCursor {
   void Advance() { ++next_; }
   // To the end of what is in memory.
   void AdvanceToFill() { next_ = buffered_end_; }
-  // Fill leaves in memory what the last Fill brought.
-  bool keeps_last() const { return parts_count_ == kMostParts; }
   std::uint64_t index() const { return next_; }
   std::uint64_t entries() const { return entries_; }
   std::uint64_t buffered_end() const { return buffered_end_; }  // Entries before it are in memory.
@@ -70,6 +66,7 @@ class SectionCursor {
   void set_checksum(RunningChecksum* checksum) { checksum_ = checksum; }
 
  private:
+  static constexpr std::size_t kParts = 2;  // One where they would be smaller than LeastBuffer.
   // Of the buffer, and what is or comes there.
   struct Part {
     std::span<std::byte> buffer;
@@ -87,7 +84,7 @@ class SectionCursor {
   const std::uint64_t entries_;
   SectionReads* const reads_;
   std::size_t parts_count_ = 1;
-  Part parts_[kMostParts];
+  Part parts_[kParts];
   std::size_t part_ = 0;  // The one that Fill brings next.
   RunningChecksum* checksum_ = nullptr;
   const std::byte* data_ = nullptr;

@@ -202,7 +202,7 @@ TEST_P(StoreHazard, WriteOvertakesCompaction) {
   TERRACE_ASSERT_OK(harness.Write(SomeKeys(harness)));
   TERRACE_ASSERT_OK(harness.Commit());
   // After the compaction has read and written its rows: the index must keep the newer ones. It may
-  // be the compaction thread's, which is often faster than CompactNow, so the harness has a lock.
+  // be a compaction thread's, which is often faster than CompactNow, so the harness has a lock.
   Mutex mu;
   std::atomic<bool> armed{false};
   std::atomic<bool> done{false};
@@ -352,6 +352,141 @@ INSTANTIATE_TEST_SUITE_P(Indexes, StoreVerbs, testing::Values(IndexKind::kKey, I
                          [](const auto& param) {
                            return param.param == IndexKind::kKey ? "ByKey" : "ByGroup";
                          });
+
+// Until `seconds` have passed, which only a failing test waits for.
+template <typename Condition>
+bool Await(double seconds, Mutex* mu, CondVar* changed, const Condition& condition)
+    TERRACE_REQUIRES(mu) {
+  const double end = Clock::Real()->MonotonicSeconds() + seconds;
+  while (!condition() && Clock::Real()->MonotonicSeconds() < end) {
+    changed->WaitFor(mu, std::chrono::milliseconds(100));
+  }
+  return condition();
+}
+
+// Of compaction in the background, the first rounds to have written their outputs stop there,
+// before they lead the index to them.
+class TwoRounds : public testing::TestWithParam<std::uint64_t> {
+ protected:
+  static constexpr std::uint64_t kKeys = 20'000;
+  static constexpr std::uint64_t kFileRows = 1000;
+
+  TwoRounds() : rng_(GetParam()), harness_(&memory_, kQuota, Options()) {
+    harness_.key_range = kKeys;
+  }
+  ~TwoRounds() override {
+    GoOn();
+    harness_.Abandon();
+    SyncPoint::Arm(nullptr);
+  }
+  static StoreOptions Options() {
+    StoreOptions options = StoreHarness::TinyOptions();
+    options.background_compaction = true;
+    options.file_bytes = kFileRows * 64;
+    return options;
+  }
+  void StopRounds(int most) {
+    SyncPoint::Arm([this, most](std::string_view name) {
+      if (name != "store.compact.before_publish") return;
+      MutexLock lock(&mu_);
+      if (stopped_ == most) return;
+      ++stopped_;
+      changed_.NotifyAll();
+      while (!go_on_) changed_.Wait(&mu_);
+    });
+  }
+  bool AwaitStopped(int rounds) {
+    const double end = Clock::Real()->MonotonicSeconds() + 60;  // Of a test that fails.
+    MutexLock lock(&mu_);
+    while (stopped_ < rounds && Clock::Real()->MonotonicSeconds() < end) changed_.Wait(&mu_);
+    return stopped_ == rounds;
+  }
+  void GoOn() {
+    MutexLock lock(&mu_);
+    go_on_ = true;
+    changed_.NotifyAll();
+  }
+  std::vector<Key> SomeKeys(std::size_t count) {
+    std::vector<Key> keys = harness_.KeysFrom(0, kKeys);
+    for (std::size_t i = 0; i < count; ++i) {
+      std::swap(keys[i], keys[i + rng_.Below(keys.size() - i)]);
+    }
+    keys.resize(count);
+    return keys;
+  }
+  void FinishAndCheck(std::uint64_t manifest) {
+    GoOn();
+    TERRACE_ASSERT_OK(harness_.store()->CompactNow());
+    TERRACE_ASSERT_OK(harness_.store()->background_status());
+    TERRACE_ASSERT_OK(harness_.CheckAll());
+    TERRACE_ASSERT_OK(harness_.Reopen(manifest));
+    TERRACE_ASSERT_OK(harness_.CheckAll());
+  }
+
+  Rng rng_;
+  MemoryFileSystem memory_;
+  Mutex mu_;
+  CondVar changed_;
+  int stopped_ TERRACE_GUARDED_BY(mu_) = 0;
+  bool go_on_ TERRACE_GUARDED_BY(mu_) = false;
+  StoreHarness harness_;
+};
+
+// Rows of both rounds' inputs are overwritten and erased, and a commit names what there is.
+TEST_P(TwoRounds, WritesAndACommitBeforeEitherIsPublished) {
+  StopRounds(2);
+  TERRACE_ASSERT_OK(harness_.Create());
+  TERRACE_ASSERT_OK(harness_.Write(harness_.KeysFrom(0, kKeys)));
+  TERRACE_ASSERT_OK(harness_.Write(SomeKeys(12'000)));
+  ASSERT_TRUE(AwaitStopped(2));
+  // These wait for no compaction: it is less than two files and they behind.
+  TERRACE_ASSERT_OK(harness_.Write(SomeKeys(1500)));
+  TERRACE_ASSERT_OK(harness_.Erase(SomeKeys(2500)));
+  TERRACE_ASSERT_OK(harness_.Commit());
+  FinishAndCheck(1);
+}
+
+// A round stops, and another one rewrites deletions of rows that the first one's inputs hold: they
+// are needed as long as those are there.
+TEST_P(TwoRounds, DeletionsOfRowsInTheOthersInputs) {
+  StopRounds(1);
+  TERRACE_ASSERT_OK(harness_.Create());
+  TERRACE_ASSERT_OK(harness_.Write(harness_.KeysFrom(0, kKeys)));
+  TERRACE_ASSERT_OK(harness_.Write(SomeKeys(6000)));
+  TERRACE_ASSERT_OK(harness_.Erase(SomeKeys(6000)));
+  ASSERT_TRUE(AwaitStopped(1));
+  // Until deletions have been looked at, which is when half as many files have gone as there are.
+  while (harness_.store()->stats().compactions < 40) {
+    TERRACE_ASSERT_OK(harness_.Write(SomeKeys(2000)));
+  }
+  TERRACE_ASSERT_OK(harness_.Commit());
+  FinishAndCheck(1);
+}
+
+// The quota has room for one output: the second round finds none, and goes on when the first one
+// has ended, though nobody writes.
+TEST_P(TwoRounds, RoomForOne) {
+  StopRounds(1);
+  TERRACE_ASSERT_OK(harness_.Create());
+  TERRACE_ASSERT_OK(harness_.Write(harness_.KeysFrom(0, kKeys)));
+  const std::uint64_t file_bytes = harness_.quota()->used() / (kKeys / kFileRows);
+  const std::uint64_t free = harness_.quota()->limit() - harness_.quota()->used();
+  TERRACE_ASSERT_OK(harness_.quota()->Reserve(free - 12 * file_bytes - file_bytes * 3 / 2, 0));
+  TERRACE_ASSERT_OK(harness_.Write(SomeKeys(12'000)));
+  ASSERT_TRUE(AwaitStopped(1));
+  TERRACE_ASSERT_OK(harness_.CheckRead(harness_.KeysFrom(0, kKeys)));  // It has time to look.
+  EXPECT_EQ(harness_.store()->stats().compactions, 0u);
+  GoOn();
+  const double end = Clock::Real()->MonotonicSeconds() + 60;  // Of a test that fails.
+  while (harness_.store()->stats().compactions < 2 && Clock::Real()->MonotonicSeconds() < end) {
+    TERRACE_ASSERT_OK(harness_.CheckRead(harness_.KeysFrom(0, 100)));
+  }
+  EXPECT_GE(harness_.store()->stats().compactions, 2u);
+  TERRACE_ASSERT_OK(harness_.Commit());
+  FinishAndCheck(1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, TwoRounds, testing::Range<std::uint64_t>(1, 5));
 
 TEST(StoreThreads, ClosesDuringCompaction) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {

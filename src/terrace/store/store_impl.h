@@ -1,9 +1,11 @@
 // StoreImpl: the store of store.h. One file of code for each verb: store_open, store_recover,
-// store_read, store_write, store_commit, store_compact, store_sweep, store_scan.
+// store_read, store_write, store_commit, store_compact (which files, when, by whom), store_rewrite
+// (one round of it), store_sweep, store_scan.
 //
-// Locks, in the order in which they are taken: read_mu_ | write_mu_, compact_mu_, commit_mu_, each
-// held by one verb throughout (read_mu_: once its plan is made) and guarding its buffers; mu_ last
-// and shortly, for the index and the table of files. No disk is touched under mu_.
+// Locks, in the order in which they are taken: read_mu_ | write_mu_, the compactors' in their
+// order, commit_mu_, each held by one verb throughout (read_mu_: once its plan is made) and
+// guarding its buffers; mu_ last and shortly, for the index and the table of files. No disk is
+// touched under mu_.
 #pragma once
 
 #include <atomic>
@@ -55,6 +57,19 @@ struct StoredFile {
   std::uint64_t swept_points = 0;  // RowExpiry::points() of the last sweep.
 };
 using FilePtr = std::shared_ptr<StoredFile>;
+
+// Time in which something goes on, perhaps several times over: each moment counts once.
+struct BusyTime {
+  int active = 0;
+  std::int64_t since = 0, nanos = 0;
+
+  void Begin(const Clock* clock) {
+    if (active++ == 0) since = clock->MonotonicNanos();
+  }
+  void End(const Clock* clock) {
+    if (--active == 0) nanos += clock->MonotonicNanos() - since;
+  }
+};
 
 class StoreImpl final : public Store {
  public:
@@ -133,10 +148,8 @@ class StoreImpl final : public Store {
   };
   class StagedFiles;  // A write whose files are there.
   class WriteTimer;
-  struct CompactionInput;
-  struct JudgedPart;  // Of one.
-  struct Moved;       // One of its rows.
-  struct Compaction;  // One round.
+  struct Compactor;   // Rewrites files.
+  struct Compaction;  // One round of it.
   struct Named {
     ManifestReference reference;
     std::vector<StoredFile*> files;  // Alive while named_by counts this manifest.
@@ -184,6 +197,7 @@ class StoreImpl final : public Store {
   void Abandon(const std::vector<FilePtr>& files);
 
   // --- store_open.cc
+  Status PrepareCompactor(Compactor* compactor, std::uint64_t buffer_bytes);
   // Makes the indexes for files of up to so many rows.
   void MakeIndexes(std::uint64_t most_rows) TERRACE_EXCLUDES(mu_);
   Result<FilePtr> OpenFile(const Manifest::File& file);
@@ -269,24 +283,34 @@ class StoreImpl final : public Store {
       TERRACE_REQUIRES(mu_);
   void PublishDeletions(std::span<const SortedKey> chunk, std::span<const Place> places)
       TERRACE_REQUIRES(mu_);
-  // Of halves of writes, which may overlap: write_nanos_ counts each moment once.
-  void BeginWriteTime() TERRACE_EXCLUDES(mu_);
-  void EndWriteTime() TERRACE_EXCLUDES(mu_);
   FilePtr NewFile(std::unique_ptr<File> file, const ParameterFileInfo& info) const;
 
   // --- store_compact.cc
-  void CompactLoop();
-  // `freeing_only`: only files whose removal gives their space back at once.
-  Status CompactRound(bool freeing_only, bool* compacted) TERRACE_REQUIRES(compact_mu_)
-      TERRACE_EXCLUDES(mu_);
-  Status CompactAll() TERRACE_EXCLUDES(mu_, compact_mu_);
+  void CompactLoop(Compactor* compactor) TERRACE_EXCLUDES(mu_);
+  // For whom a round is: compaction's own threads; a caller who wants all that is due; one who
+  // wants space, and so only files whose removal gives theirs back at once. Callers wait for
+  // another's round where they find nothing to do, or no space, before it has ended.
+  enum class RoundFor { kBackground, kCaller, kSpace };
+  // more: whether another one may have something to do.
+  Status CompactRound(Compactor* compactor, RoundFor whom, bool* more)
+      TERRACE_REQUIRES(compactor->mu) TERRACE_EXCLUDES(mu_);
+  // Blocks: until one of the others' rounds has ended. False: there was none.
+  bool AwaitOtherRound(RoundFor whom) TERRACE_REQUIRES(mu_);
+  // Space and slots for its outputs.
+  bool ReserveRound(const Compaction& round) TERRACE_EXCLUDES(mu_);
+  // Its outputs are part of the store from here on, and inputs without newest rows no longer.
+  void ReleaseFiles(Compaction* round) TERRACE_EXCLUDES(mu_);
+  Status CompactAll() TERRACE_EXCLUDES(mu_);
   // Files whose removal gives their space back at once, until that is enough or none is due.
-  Status CompactUntil(const std::function<bool()>& enough) TERRACE_EXCLUDES(mu_, compact_mu_);
+  Status CompactUntil(const std::function<bool()>& enough) TERRACE_EXCLUDES(mu_);
   // The files that are to be compacted, in this order; none: none is due.
   std::vector<FilePtr> DueFiles(bool freeing_only) const TERRACE_REQUIRES(mu_);
+  bool CompactionDue() const TERRACE_REQUIRES(mu_) {
+    return !compaction_blocked_ && !DueFiles(/*freeing_only=*/false).empty();
+  }
   void PickInputs(bool freeing_only, Compaction* round) TERRACE_REQUIRES(mu_);
   FileUse UseOf(const StoredFile& file) const TERRACE_REQUIRES(mu_);
-  // Bytes that compaction has moved. Blocks: on its own thread, see CompactionPace.
+  // Bytes that compaction has moved. Blocks: on its own threads, see CompactionPace.
   void Pace(std::uint64_t bytes);
   // Blocks: until compaction has caught up with the writes before one of so many rows.
   void AwaitCompaction(std::uint64_t rows) TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
@@ -300,31 +324,47 @@ class StoreImpl final : public Store {
   void ForgetStaged(StagedFiles* staged) TERRACE_EXCLUDES(mu_);
   // Of the run, with what stays free for its next checkpoint, without what compaction can't free.
   std::uint64_t RunBytes() const TERRACE_REQUIRES(mu_);
-  Status FindNeededDeletions(Compaction* round) TERRACE_REQUIRES(compact_mu_);
+
+  // --- store_rewrite.cc
+  // Rewrites the inputs of the round, which has its space and slots, and publishes its outputs.
+  Status Rewrite(Compactor* compactor, Compaction* round) TERRACE_REQUIRES(compactor->mu)
+      TERRACE_EXCLUDES(mu_);
+  Status FindNeededDeletions(Compactor* compactor, Compaction* round)
+      TERRACE_REQUIRES(compactor->mu) TERRACE_EXCLUDES(mu_);
   // (hash, version) of each record, by the key section. Checks it.
-  Status WalkKeys(const StoredFile& file,
+  Status WalkKeys(Compactor* compactor, const StoredFile& file,
                   const std::function<void(std::uint64_t, std::uint64_t)>& visit)
-      TERRACE_REQUIRES(compact_mu_);
-  Status CopyInputs(Compaction* round) TERRACE_REQUIRES(compact_mu_) TERRACE_EXCLUDES(mu_);
-  // Brings the next records of the source to memory and says which are the newest of their key.
-  Status JudgeNext(Compaction* round, CompactionInput* source, JudgedPart* part)
+      TERRACE_REQUIRES(compactor->mu);
+  Status CopyInputs(Compactor* compactor, Compaction* round) TERRACE_REQUIRES(compactor->mu)
       TERRACE_EXCLUDES(mu_);
-  // Writes those of them; beside a JudgeNext of others.
-  Status CopyPart(Compaction* round, const JudgedPart& part) TERRACE_EXCLUDES(mu_);
-  Status CopyRow(Compaction* round, const std::byte* record, Place from) TERRACE_EXCLUDES(mu_);
-  Status FinishOutput(Compaction* round);
-  void PublishCompaction(Compaction* round) TERRACE_EXCLUDES(mu_);
-  // Leads the index from the items' old places to the rows of `output` from first_row on (null: to
-  // nothing), where a write has not overtaken them.
-  void MoveBatch(std::span<const Moved> items, StoredFile* output, std::uint64_t first_row)
+  // Brings the next records of an input to memory and copies those that are the newest of their
+  // key.
+  Status CopyNext(Compactor* compactor, Compaction* round, const StoredFile& file,
+                  SectionCursor* cursor) TERRACE_REQUIRES(compactor->mu) TERRACE_EXCLUDES(mu_);
+  // Which of the records in memory are: round->newest.
+  Status JudgeRecords(const StoredFile& file, const SectionCursor& cursor, Compaction* round)
       TERRACE_EXCLUDES(mu_);
-  void ReleaseInputs(Compaction* round) TERRACE_EXCLUDES(mu_);
+  Status CopyRecord(Compactor* compactor, Compaction* round, const std::byte* record,
+                    std::uint64_t seed, Place from) TERRACE_REQUIRES(compactor->mu)
+      TERRACE_EXCLUDES(mu_);
+  Status BeginOutput(Compactor* compactor, Compaction* round) TERRACE_REQUIRES(compactor->mu)
+      TERRACE_EXCLUDES(mu_);
+  // Writes it to its end and publishes it.
+  Status FinishOutput(Compactor* compactor, Compaction* round) TERRACE_REQUIRES(compactor->mu)
+      TERRACE_EXCLUDES(mu_);
+  // Leads the index from where the records were to the output.
+  void PublishOutput(const Compactor& compactor, Compaction* round, const FilePtr& output)
+      TERRACE_REQUIRES(compactor.mu) TERRACE_EXCLUDES(mu_);
+  // Takes deletions that nothing needs any more out of the index.
+  void DropDeletions(const Compaction& round) TERRACE_EXCLUDES(mu_);
 
   // --- store_sweep.cc
   bool SweepDue() const TERRACE_REQUIRES(mu_);
   // Takes the expired rows of one file out of the index; false: all files are swept.
-  Status SweepNext(bool* swept) TERRACE_REQUIRES(compact_mu_) TERRACE_EXCLUDES(mu_);
-  Status SweepFile(const FilePtr& file) TERRACE_REQUIRES(compact_mu_) TERRACE_EXCLUDES(mu_);
+  Status SweepNext(Compactor* compactor, bool* swept) TERRACE_REQUIRES(compactor->mu)
+      TERRACE_EXCLUDES(mu_);
+  Status SweepFile(Compactor* compactor, const FilePtr& file) TERRACE_REQUIRES(compactor->mu)
+      TERRACE_EXCLUDES(mu_);
   // The records of the file that may go, as far as the index leads to them and nobody holds them.
   void DropRows(std::span<const Key> keys, std::span<const Place> places) TERRACE_EXCLUDES(mu_);
 
@@ -340,26 +380,36 @@ class StoreImpl final : public Store {
   CompactionPace pace_;  // Synchronises itself.
   std::optional<DiskQuota::Reclaimer> reclaimer_;
   std::uint64_t rows_per_file_ = 0;
-  std::uint64_t compact_input_bytes_ = 0;  // Of the compaction's buffer; the rest is for writing.
 
   Mutex read_mu_;
   HugeBuffer read_buffer_ TERRACE_GUARDED_BY(read_mu_);
   std::unique_ptr<ReadQueue> read_queue_ TERRACE_GUARDED_BY(read_mu_);
   std::unique_ptr<WorkerGroup> read_workers_ TERRACE_GUARDED_BY(read_mu_);  // Null: one thread.
 
-  // Null where nothing is done in the background. Compaction has one of its own: in one queue its
-  // small writes would wait for a batch's large ones.
-  std::unique_ptr<WriteQueue> write_queue_, compact_write_queue_;
+  // Null where nothing is done in the background.
+  std::unique_ptr<WriteQueue> write_queue_;
 
   Mutex write_mu_;
   HugeBuffer write_buffer_ TERRACE_GUARDED_BY(write_mu_);
   KeyEntries write_keys_ TERRACE_GUARDED_BY(write_mu_);  // Of the file in the making.
 
-  Mutex compact_mu_;
-  HugeBuffer compact_buffer_ TERRACE_GUARDED_BY(compact_mu_);
-  std::unique_ptr<ReadQueue> compact_queue_ TERRACE_GUARDED_BY(compact_mu_);
-  // One judges while the other copies; only one where nothing is done in the background.
-  std::unique_ptr<WorkerGroup> compact_workers_ TERRACE_GUARDED_BY(compact_mu_);
+  // Two rewrite at a time in the background, so that the disk has work while one of them leads the
+  // index to its rows, judges or begins. Whoever else compacts, or sweeps, is the first of them.
+  struct Compactor {
+    Mutex mu;
+    HugeBuffer buffer TERRACE_GUARDED_BY(mu);
+    std::span<std::byte> input TERRACE_GUARDED_BY(mu), output TERRACE_GUARDED_BY(mu);  // Of it.
+    std::unique_ptr<ReadQueue> reads TERRACE_GUARDED_BY(mu);
+    // Not the writes': small ones of compaction would wait for a batch's large ones.
+    std::unique_ptr<WriteQueue> writes TERRACE_GUARDED_BY(mu);
+    // Of the output in the making: its entries, and where its rows were. Fresh pages for each round
+    // would cost as much as filling them.
+    KeyEntries keys TERRACE_GUARDED_BY(mu);
+    std::vector<Place> from TERRACE_GUARDED_BY(mu);
+    Thread thread;
+  };
+  static constexpr int kCompactors = 2;
+  Compactor compactors_[kCompactors];
 
   Mutex commit_mu_;
 
@@ -383,9 +433,9 @@ class StoreImpl final : public Store {
   std::uint64_t last_manifest_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t sequence_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t published_sequence_ TERRACE_GUARDED_BY(mu_) = 0;  // Of the last write.
-  // Halves of writes in progress, and since when there is one.
-  int writes_active_ TERRACE_GUARDED_BY(mu_) = 0;
-  std::int64_t writes_since_ TERRACE_GUARDED_BY(mu_) = 0;
+  // Of halves of writes and of rounds of compaction, which overlap with their like.
+  BusyTime write_time_ TERRACE_GUARDED_BY(mu_), compaction_time_ TERRACE_GUARDED_BY(mu_);
+  std::uint64_t rounds_ended_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t next_file_id_ TERRACE_GUARDED_BY(mu_) = 1;
   std::uint64_t rows_in_blocks_ TERRACE_GUARDED_BY(mu_) = 0;
   // Rows in files that no index leads to yet, and those that they will make stale.
@@ -397,7 +447,6 @@ class StoreImpl final : public Store {
   Status poison_ TERRACE_GUARDED_BY(mu_);
   Status background_ TERRACE_GUARDED_BY(mu_);
   bool compaction_blocked_ TERRACE_GUARDED_BY(mu_) = false;  // By the quota, until something goes.
-  Thread compactor_;
 
   // Relaxed atomics: counters for stats(), and a flag whose effect may come a little later.
   std::atomic<bool> stopping_{false};
@@ -407,8 +456,30 @@ class StoreImpl final : public Store {
   std::atomic<std::uint64_t> rows_read_{0}, rows_written_{0}, rows_compacted_{0}, compactions_{0};
   std::atomic<std::uint64_t> rows_expired_{0};
   std::atomic<std::uint64_t> mistaken_reads_{0};
-  std::atomic<std::int64_t> read_nanos_{0}, write_nanos_{0}, compaction_nanos_{0};
-  std::atomic<std::int64_t> compaction_wait_nanos_{0};
+  std::atomic<std::int64_t> read_nanos_{0}, compaction_wait_nanos_{0};
+};
+
+struct StoreImpl::Compaction {
+  std::vector<FilePtr> inputs;     // By id.
+  std::uint64_t rows_left = 0;     // Newest ones without a place in an output, at most.
+  std::uint64_t space = 0;         // Reserved for outputs.
+  std::uint64_t files = 0;         // Outputs that are to come, at most.
+  bool frees = true;               // No checkpoint needs an input.
+  bool alone = true;               // No other round was going on at its beginning,
+  std::uint64_t ended_before = 0;  // when so many had ended.
+  // Hashes of the newest deletions among the inputs of which an older version is in some other
+  // file, sorted; the other deletions end here.
+  std::vector<std::uint64_t> needed_deletions;
+  std::vector<std::uint64_t> dropped_deletions;  // Their hashes,
+  std::vector<Place> dropped_places;             // and where they are.
+  std::vector<FilePtr> outputs;                  // That the index leads to.
+  std::optional<WriteRing> ring;
+  FilePtr output;  // In the making, with its writer.
+  std::unique_ptr<ParameterFileWriter> writer;
+  // Of the records of an input that are in memory.
+  std::vector<std::uint64_t> hashes;
+  std::vector<Place> places, deletion_places;
+  std::vector<std::uint8_t> newest;  // 1 or 0.
 };
 
 // Takes the rows of a write, one after another, to its files. Threads: that of the write.

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::string_view kFilePrefix = "rows-";
 constexpr std::string_view kManifestPrefix = "manifest-";
-// Compaction's reads are large, one or two of a file at a time.
+// A compactor's reads are large, one or two of a file at a time.
 constexpr int kCompactionReads = 32, kCompactionReadThreads = 2;
 
 bool IsOurs(const std::string& name) {
@@ -125,7 +125,9 @@ void StoreImpl::Finish() {
     compaction_wanted_.NotifyAll();
   }
   pace_.Stop();
-  if (compactor_.joinable()) compactor_.Join();
+  for (Compactor& compactor : compactors_) {
+    if (compactor.thread.joinable()) compactor.thread.Join();
+  }
   RemoveSpares();
 }
 
@@ -144,29 +146,36 @@ Status StoreImpl::Prepare() {
                                                     ThreadPriority::kYielding);
     }
   }
-  compact_input_bytes_ = buffer_bytes / 4 * 3 / kBlockBytes * kBlockBytes;
   if (options_.read_only) return OkStatus();
-  if (options_.background_compaction) {
-    write_queue_ = std::make_unique<WriteQueue>("store-write");
-    compact_write_queue_ = std::make_unique<WriteQueue>("compact-write");
-  }
+  if (options_.background_compaction) write_queue_ = std::make_unique<WriteQueue>("store-write");
   {
     MutexLock lock(&write_mu_);
     TERRACE_ASSIGN_OR_RETURN(write_buffer_, HugeBuffer::Allocate(buffer_bytes));
   }
-  {
-    MutexLock lock(&compact_mu_);
-    TERRACE_ASSIGN_OR_RETURN(compact_buffer_, HugeBuffer::Allocate(buffer_bytes));
-    ReadQueueOptions queue = options_.read_queue;
-    compact_workers_ = std::make_unique<WorkerGroup>(
-        "compact-copy", options_.background_compaction ? 2 : 1, nullptr, ThreadPriority::kYielding);
-    queue.depth = kCompactionReads;
-    queue.threads = kCompactionReadThreads;
-    queue.buffer = compact_buffer_.span().first(compact_input_bytes_);
-    TERRACE_ASSIGN_OR_RETURN(compact_queue_, fs_->NewReadQueue(queue));
+  const int compactors = options_.background_compaction ? kCompactors : 1;
+  for (int c = 0; c < compactors; ++c) {
+    TERRACE_RETURN_IF_ERROR(
+        PrepareCompactor(&compactors_[c], buffer_bytes / compactors / kBlockBytes * kBlockBytes));
   }
   reclaimer_.emplace(quota_, [this] { RemoveSpares(); });
   return fs_->MakeDirectories(options_.directory);
+}
+
+Status StoreImpl::PrepareCompactor(Compactor* compactor, std::uint64_t buffer_bytes) {
+  MutexLock lock(&compactor->mu);
+  const std::uint64_t input_bytes = buffer_bytes / 4 * 3 / kBlockBytes * kBlockBytes;
+  TERRACE_ASSIGN_OR_RETURN(compactor->buffer, HugeBuffer::Allocate(buffer_bytes));
+  compactor->input = compactor->buffer.span().first(input_bytes);
+  compactor->output = compactor->buffer.span().subspan(input_bytes, buffer_bytes - input_bytes);
+  ReadQueueOptions queue = options_.read_queue;
+  queue.depth = kCompactionReads;
+  queue.threads = kCompactionReadThreads;
+  queue.buffer = compactor->input;
+  TERRACE_ASSIGN_OR_RETURN(compactor->reads, fs_->NewReadQueue(queue));
+  if (options_.background_compaction) {
+    compactor->writes = std::make_unique<WriteQueue>("compact-write");
+  }
+  return OkStatus();
 }
 
 Status StoreImpl::CreateEmpty() {
@@ -183,7 +192,10 @@ Status StoreImpl::CreateEmpty() {
 
 void StoreImpl::StartCompaction() {
   if (options_.read_only || !options_.background_compaction) return;
-  compactor_ = Thread("compact", ThreadPriority::kYielding, [this] { CompactLoop(); });
+  for (Compactor& compactor : compactors_) {
+    compactor.thread = Thread("compact", ThreadPriority::kYielding,
+                              [this, &compactor] { CompactLoop(&compactor); });
+  }
 }
 
 Status StoreImpl::CheckWritable() const {
@@ -419,11 +431,11 @@ StoreStats StoreImpl::stats() const {
   stats.mistaken_reads = mistaken_reads_.load(kRelaxed);
   stats.compactions = compactions_.load(kRelaxed);
   stats.read_seconds = static_cast<double>(read_nanos_.load(kRelaxed)) * 1e-9;
-  stats.write_seconds = static_cast<double>(write_nanos_.load(kRelaxed)) * 1e-9;
-  stats.compaction_seconds = static_cast<double>(compaction_nanos_.load(kRelaxed)) * 1e-9;
   stats.compaction_wait_seconds = static_cast<double>(compaction_wait_nanos_.load(kRelaxed)) * 1e-9;
   stats.disk_bytes = disk_bytes_.load(kRelaxed);
   MutexLock lock(&mu_);
+  stats.write_seconds = static_cast<double>(write_time_.nanos) * 1e-9;
+  stats.compaction_seconds = static_cast<double>(compaction_time_.nanos) * 1e-9;
   stats.live_rows = index_->size();
   stats.live_bytes = stats.live_rows * layout_.record_bytes;
   stats.index_bytes = index_->bytes() + deletions_->bytes();

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "terrace/store/store_impl.h"
@@ -13,7 +14,11 @@ constexpr std::uint64_t kMostScanBytes = std::uint64_t{8} << 20;
 
 Status StoreImpl::ForEachRow(std::uint64_t buffer_bytes,
                              const std::function<Status(const RowView&)>& visit) {
-  MutexLock compact(&compact_mu_);
+  // No round meanwhile.
+  std::vector<std::unique_ptr<MutexLock>> compactors;
+  for (Compactor& compactor : compactors_) {
+    compactors.push_back(std::make_unique<MutexLock>(&compactor.mu));
+  }
   MutexLock reading(&read_mu_);
   std::vector<FilePtr> files;
   {

@@ -30,7 +30,7 @@ bool StoreImpl::SweepDue() const {
   return false;
 }
 
-Status StoreImpl::SweepNext(bool* swept) {
+Status StoreImpl::SweepNext(Compactor* compactor, bool* swept) {
   *swept = false;
   if (options_.expiry == nullptr) return OkStatus();
   // First: what expires while the file is read is found next time.
@@ -47,7 +47,7 @@ Status StoreImpl::SweepNext(bool* swept) {
     }
   }
   if (file == nullptr) return OkStatus();
-  const Status status = SweepFile(file);
+  const Status status = SweepFile(compactor, file);
   if (status.code() == StatusCode::kAborted) return status;
   if (!status.ok()) {
     return status.WithContext(fmt::format("looking for expired rows in {}", options_.directory));
@@ -58,11 +58,11 @@ Status StoreImpl::SweepNext(bool* swept) {
   return OkStatus();
 }
 
-Status StoreImpl::SweepFile(const FilePtr& file) {
+Status StoreImpl::SweepFile(Compactor* compactor, const FilePtr& file) {
   SyncPoint::Hit("store.sweep.before_read");
-  SectionReads reads(compact_queue_.get());
+  SectionReads reads(compactor->reads.get());
   SectionCursor cursor(file->file.get(), kBlockBytes, layout_.record_bytes, file->info.rows,
-                       compact_buffer_.span().first(compact_input_bytes_), &reads);
+                       compactor->input, &reads);
   std::vector<Key> keys;
   std::vector<Place> places;
   for (; !cursor.done(); cursor.Advance()) {

@@ -32,8 +32,14 @@ struct StoreImpl::Candidate {
 
 class StoreImpl::WriteTimer {
  public:
-  explicit WriteTimer(StoreImpl* store) : store_(store) { store_->BeginWriteTime(); }
-  ~WriteTimer() { store_->EndWriteTime(); }
+  explicit WriteTimer(StoreImpl* store) : store_(store) {
+    MutexLock lock(&store_->mu_);
+    store_->write_time_.Begin(store_->clock_);
+  }
+  ~WriteTimer() {
+    MutexLock lock(&store_->mu_);
+    store_->write_time_.End(store_->clock_);
+  }
   WriteTimer(const WriteTimer&) = delete;
   WriteTimer& operator=(const WriteTimer&) = delete;
 
@@ -348,17 +354,6 @@ Status StoreImpl::PublishStaged(StagedFiles* staged, std::int64_t rows_change) {
   write_bytes_.fetch_add(staged->bytes, std::memory_order_relaxed);
   rows_written_.fetch_add(staged->order.size(), std::memory_order_relaxed);
   return OkStatus();
-}
-
-void StoreImpl::BeginWriteTime() {
-  MutexLock lock(&mu_);
-  if (writes_active_++ == 0) writes_since_ = clock_->MonotonicNanos();
-}
-
-void StoreImpl::EndWriteTime() {
-  MutexLock lock(&mu_);
-  if (--writes_active_ > 0) return;
-  write_nanos_.fetch_add(clock_->MonotonicNanos() - writes_since_, std::memory_order_relaxed);
 }
 
 bool StoreImpl::ReserveSlots(std::uint64_t files, std::uint64_t spare) {
