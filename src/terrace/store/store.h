@@ -3,8 +3,8 @@
 // key's newest row is, or the newest block of rows of a group of keys; files whose stale share is
 // above a threshold are rewritten; a manifest, published by rename, is the truth. docs/formats/
 // gives the bytes. Threads: internally synchronised: Read from any threads, also at the same time,
-// Write, Stage and Erase from one, Publish from one, Commit and Drop from one; compaction runs on a
-// thread of its own, and what is written goes to the disk on another. Borrows the FileSystem,
+// Write, Stage and Erase from one, Publish from one, Commit and Drop from one; compaction runs on
+// threads of its own, and so does what goes to the disk. Borrows the FileSystem,
 // DiskQuota and Clock, which must outlive it.
 #pragma once
 
@@ -122,9 +122,10 @@ struct StoreOptions {
   // it.
   std::size_t spare_files = 16;
   // Only files above it are compacted; kModelSize takes any that has stale rows where those above
-  // it are too few. But for kModelSize, use stays under live / (1 - stale_share) and one rewrite;
-  // with background compaction a write waits while use, with what is staged, is above that by more
-  // than two files and as many rows as it writes: then two files and twice a write may come on top.
+  // it are too few. But for kModelSize, use stays under live / (1 - stale_share) and what is being
+  // rewritten, a file or, in the background, two; with background compaction a write waits while
+  // use, with what is staged, is above that by more than two files and as many rows as it writes:
+  // then two files and twice a write may come on top.
   double stale_share = 0.3333;
   bool direct_io = true;
   ReadQueueOptions read_queue;
@@ -282,8 +283,9 @@ class Store {
   // Runs compaction until none is due. For tests.
   virtual Status CompactNow() = 0;
 
-  // Bytes of the quota that Write, and compaction that frees no file at once, leave free from now
-  // on, for the last checkpoint and one compaction output. Thread-safe.
+  // Bytes of the quota that Write, compaction that frees no file at once and the second of two
+  // rewrites leave free from now on, for the last checkpoint and one compaction output.
+  // Thread-safe.
   virtual void SetKeepFree(std::uint64_t bytes) = 0;
   // Until the next SetKeepFree Write takes of them: the checkpoint that they are for is being
   // written. Thread-safe.
@@ -321,7 +323,7 @@ class Store {
   // from now on stays true. REQUIRES: nothing but reads follows. Blocks: on what is being
   // compacted.
   virtual void Finish() = 0;
-  // First error of the background thread, if any: the run stops with it.
+  // First error of a background thread, if any: the run stops with it.
   virtual Status background_status() const = 0;
 };
 

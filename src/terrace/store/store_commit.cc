@@ -102,8 +102,7 @@ Status StoreImpl::Drop(std::uint64_t id) {
     const auto found = manifests_.find(id);
     for (StoredFile* file : found->second.files) --file->named_by;
     manifests_.erase(found);
-    compaction_blocked_ = false;
-    compaction_wanted_.NotifyAll();
+    RoomMade();
   }
   return RemoveGone();
 }

@@ -31,11 +31,15 @@ void StoreImpl::Pace(std::uint64_t bytes) {
   if (options_.background_compaction) pace_.Pass(bytes);
 }
 
-FileUse StoreImpl::StoreUse() const {
+FileUse StoreImpl::StoreUse(bool as_rewritten) const {
   FileUse use;
   for (const FilePtr& file : slots_) {
-    if (file == nullptr || !file->live) continue;
-    const FileUse of_file = UseOf(*file);
+    if (file == nullptr || !(file->live || file->publishing)) continue;
+    FileUse of_file = UseOf(*file);
+    // An output has the rows that the index leads to by now.
+    if (!file->live || (as_rewritten && file->compacting)) {
+      of_file = {of_file.rows - of_file.reclaimable, 0};
+    }
     use.rows += of_file.rows;
     use.reclaimable += of_file.reclaimable;
   }
@@ -46,11 +50,14 @@ void StoreImpl::AwaitCompaction(std::uint64_t rows) {
   const auto slack = static_cast<double>(2 * rows_per_file_ + rows);
   MutexLock lock(&mu_);
   // What is staged can't be taken back, and is in use as soon as it is published.
-  if (rule_.RowsAbove(UseWithStaged(StoreUse())) <= slack) return;
+  const auto above = [&]() TERRACE_REQUIRES(mu_) {
+    return rule_.RowsAbove(UseWithStaged(StoreUse(/*as_rewritten=*/false))) > slack;
+  };
+  if (!above()) return;
   ScopedTimer timer(clock_, &compaction_wait_nanos_);
   const CompactionPace::Hold hurry(&pace_, CompactionPace::kHurry);
   // A quota that leaves no room for a rewrite, or an error, is met by the write itself.
-  while (rule_.RowsAbove(UseWithStaged(StoreUse())) > slack && poison_.ok() && background_.ok() &&
+  while (above() && poison_.ok() && background_.ok() &&
          (compaction_time_.active > 0 || CompactionDue())) {
     compacted_.Wait(&mu_);
   }
@@ -69,22 +76,16 @@ std::uint64_t StoreImpl::RunBytes() const {
 std::vector<FilePtr> StoreImpl::DueFiles(bool freeing_only) const {
   std::vector<std::pair<double, FilePtr>> worth;
   std::vector<FilePtr> small;
-  FileUse store;
+  const FileUse store = StoreUse(/*as_rewritten=*/true);
   const bool any = options_.compaction == CompactionPolicy::kModelSize && !freeing_only &&
-                   rule_.TakesAny(StoreUse(), RunBytes(), layout_.record_bytes + kKeyEntryBytes);
+                   rule_.TakesAny(store, RunBytes(), layout_.record_bytes + kKeyEntryBytes);
   const auto is_worth = [&](const FileUse& use) {
     return rule_.IsWorth(use) || (any && use.reclaimable > 0);
   };
   for (const FilePtr& file : slots_) {
-    if (file == nullptr || !file->live || file->publishing) continue;
+    if (file == nullptr || !file->live || file->publishing || file->compacting) continue;
     if (freeing_only && file->named_by > 0) continue;
     const FileUse use = UseOf(*file);
-    if (file->compacting) {  // By the other one.
-      store.rows += use.rows - use.reclaimable;
-      continue;
-    }
-    store.rows += use.rows;
-    store.reclaimable += use.reclaimable;
     if (is_worth(use)) {
       worth.emplace_back(rule_.Rank(use, sequence_ - file->info.max_sequence + 1), file);
     }
@@ -200,8 +201,10 @@ Status StoreImpl::MakeRoom(std::uint64_t bytes) {
   return CompactUntil([&] { return quota_->HasFree(bytes); });
 }
 
-bool StoreImpl::AwaitOtherRound(RoundFor whom) {
-  if (whom == RoundFor::kBackground || compaction_time_.active == 0) return false;
+bool StoreImpl::AwaitOtherRound(RoundFor whom, bool full) {
+  const bool any = whom == RoundFor::kCaller || (whom == RoundFor::kSpace && full);
+  const bool freeing = whom == RoundFor::kSpace && freeing_rounds_ > 0;
+  if (!(any && compaction_time_.active > 0) && !freeing) return false;
   const std::uint64_t ended = rounds_ended_;
   while (rounds_ended_ == ended) compacted_.Wait(&mu_);
   return true;
@@ -209,18 +212,20 @@ bool StoreImpl::AwaitOtherRound(RoundFor whom) {
 
 Status StoreImpl::CompactRound(Compactor* compactor, RoundFor whom, bool* more) {
   *more = false;
+  if (whom != RoundFor::kBackground) TERRACE_RETURN_IF_ERROR(CheckWritable());
   Compaction round;
   {
     MutexLock lock(&mu_);
     if (!poison_.ok()) return OkStatus();
     PickInputs(/*freeing_only=*/whom == RoundFor::kSpace, &round);
     if (round.inputs.empty()) {
-      *more = AwaitOtherRound(whom);
+      *more = AwaitOtherRound(whom, /*full=*/false);
       return OkStatus();
     }
     round.alone = compaction_time_.active == 0;
-    round.ended_before = rounds_ended_;
+    round.room_made = room_made_;
     compaction_time_.Begin(clock_);
+    freeing_rounds_ += round.frees ? 1 : 0;
   }
   const bool reserved = ReserveRound(round);
   Status status;
@@ -234,16 +239,26 @@ Status StoreImpl::CompactRound(Compactor* compactor, RoundFor whom, bool* more) 
   } else if (!status.ok() && status.code() != StatusCode::kAborted) {
     status = Poison(status.WithContext(fmt::format("compacting {}", options_.directory)));
   }
-  MutexLock lock(&mu_);
-  // Without space: not a failure, the next removal of a file makes room. That may have been another
-  // round's.
-  const bool others_ended = rounds_ended_ > round.ended_before;
-  compaction_blocked_ = !reserved && !others_ended;
-  compaction_time_.End(clock_);
-  ++rounds_ended_;
-  compacted_.NotifyAll();
-  compaction_wanted_.NotifyAll();
-  *more = done || (!reserved && (others_ended || AwaitOtherRound(whom)));
+  bool idle;
+  {
+    MutexLock lock(&mu_);
+    compaction_time_.End(clock_);
+    freeing_rounds_ -= round.frees ? 1 : 0;
+    ++rounds_ended_;
+    compacted_.NotifyAll();
+    if (reserved) {
+      RoomMade();  // What was reserved and not used, and what was left alone for its sake.
+    } else {
+      no_room_at_ = round.room_made;  // Not a failure: it goes on when room is made.
+    }
+    *more = done ||
+            (!reserved && (room_made_ != round.room_made || AwaitOtherRound(whom, /*full=*/true)));
+    idle = !CompactionDue();
+  }
+  if (idle) {
+    compactor->keys = KeyEntries();
+    compactor->from = std::vector<Place>();
+  }
   return status;
 }
 
@@ -262,6 +277,7 @@ bool StoreImpl::ReserveRound(const Compaction& round) {
 void StoreImpl::ReleaseFiles(Compaction* round) {
   MutexLock lock(&mu_);
   for (const FilePtr& file : round->outputs) {
+    file->publishing = false;
     file->live = true;
     if (file->stale == file->info.rows) Retire(file.get());
   }

@@ -353,17 +353,6 @@ INSTANTIATE_TEST_SUITE_P(Indexes, StoreVerbs, testing::Values(IndexKind::kKey, I
                            return param.param == IndexKind::kKey ? "ByKey" : "ByGroup";
                          });
 
-// Until `seconds` have passed, which only a failing test waits for.
-template <typename Condition>
-bool Await(double seconds, Mutex* mu, CondVar* changed, const Condition& condition)
-    TERRACE_REQUIRES(mu) {
-  const double end = Clock::Real()->MonotonicSeconds() + seconds;
-  while (!condition() && Clock::Real()->MonotonicSeconds() < end) {
-    changed->WaitFor(mu, std::chrono::milliseconds(100));
-  }
-  return condition();
-}
-
 // Of compaction in the background, the first rounds to have written their outputs stop there,
 // before they lead the index to them.
 class TwoRounds : public testing::TestWithParam<std::uint64_t> {
@@ -484,6 +473,28 @@ TEST_P(TwoRounds, RoomForOne) {
   EXPECT_GE(harness_.store()->stats().compactions, 2u);
   TERRACE_ASSERT_OK(harness_.Commit());
   FinishAndCheck(1);
+}
+
+// A checkpoint names the files that are due, and what is free is its own: neither round finds room,
+// and neither keeps asking, nor a write waiting.
+TEST_P(TwoRounds, RoomForNone) {
+  DiskQuota* const quota = harness_.quota();
+  TERRACE_ASSERT_OK(harness_.Create());
+  TERRACE_ASSERT_OK(harness_.Write(harness_.KeysFrom(0, kKeys)));
+  TERRACE_ASSERT_OK(harness_.Commit());
+  harness_.store()->SetKeepFree(quota->limit() - quota->used());
+  harness_.store()->OpenReserve();
+  std::atomic<int> asked{0};
+  const DiskQuota::Reclaimer counter(quota, [&asked] { asked.fetch_add(1); });
+  for (int i = 0; i < 5; ++i) {
+    TERRACE_ASSERT_OK(harness_.Write(SomeKeys(12'000)));
+    TERRACE_ASSERT_OK(harness_.CheckRead(harness_.KeysFrom(0, kKeys)));
+  }
+  EXPECT_EQ(harness_.store()->stats().compactions, 0u);
+  EXPECT_LE(asked.load(), 4);  // Once each, as no room is made.
+  harness_.store()->SetKeepFree(0);
+  FinishAndCheck(1);
+  EXPECT_GT(asked.load(), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, TwoRounds, testing::Range<std::uint64_t>(1, 5));

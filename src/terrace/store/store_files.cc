@@ -49,7 +49,7 @@ void StoreImpl::Register(const FilePtr& file, bool live) {
 void StoreImpl::Retire(StoredFile* file) {
   file->live = false;
   if (!file->compacting || file->stale_at_pick > 0) ++files_gone_;
-  compaction_blocked_ = false;
+  RoomMade();
   retired_.push_back(slots_[file->slot]);
   // The slot itself is free when nobody holds the file: a reader may have noted places in it.
 }
@@ -112,6 +112,10 @@ Status StoreImpl::RemoveGone() {
       continue;
     }
     GiveSpace(file->info.bytes);
+  }
+  if (!gone.empty()) {
+    MutexLock lock(&mu_);
+    RoomMade();
   }
   return first;
 }

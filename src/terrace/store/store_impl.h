@@ -48,10 +48,12 @@ struct StoredFile {
   std::uint64_t live_deletions = 0;    // Deletion records that are.
   std::uint32_t named_by = 0;          // Manifests, one being made included.
   bool live = false;                   // Belongs to the store's present state.
-  bool publishing = false;             // The index does not lead to all of its records yet.
-  bool compacting = false;             // Held by a compaction; not retired when fully stale.
-  bool synced = false;                 // Durable.
-  std::uint64_t stale_at_pick = 0;     // When the compaction that holds it began.
+  // The index does not lead to all of its records yet. Of one that is not live, an output of a
+  // round of compaction, those count as stale.
+  bool publishing = false;
+  bool compacting = false;          // Held by a compaction; not retired when fully stale.
+  bool synced = false;              // Durable.
+  std::uint64_t stale_at_pick = 0;  // When the compaction that holds it began.
   // Its deletion records are looked at again when so many files have gone.
   std::uint64_t deletions_due = 0;
   std::uint64_t swept_points = 0;  // RowExpiry::points() of the last sweep.
@@ -68,6 +70,10 @@ struct BusyTime {
   }
   void End(const Clock* clock) {
     if (--active == 0) nanos += clock->MonotonicNanos() - since;
+  }
+  double Seconds(const Clock* clock) const {
+    const std::int64_t going_on = active > 0 ? clock->MonotonicNanos() - since : 0;
+    return static_cast<double>(nanos + going_on) * 1e-9;
   }
 };
 
@@ -197,7 +203,8 @@ class StoreImpl final : public Store {
   void Abandon(const std::vector<FilePtr>& files);
 
   // --- store_open.cc
-  Status PrepareCompactor(Compactor* compactor, std::uint64_t buffer_bytes);
+  Status PrepareCompactor(Compactor* compactor, std::span<std::byte> buffer)
+      TERRACE_EXCLUDES(compactor->mu);
   // Makes the indexes for files of up to so many rows.
   void MakeIndexes(std::uint64_t most_rows) TERRACE_EXCLUDES(mu_);
   Result<FilePtr> OpenFile(const Manifest::File& file);
@@ -294,8 +301,14 @@ class StoreImpl final : public Store {
   // more: whether another one may have something to do.
   Status CompactRound(Compactor* compactor, RoundFor whom, bool* more)
       TERRACE_REQUIRES(compactor->mu) TERRACE_EXCLUDES(mu_);
-  // Blocks: until one of the others' rounds has ended. False: there was none.
-  bool AwaitOtherRound(RoundFor whom) TERRACE_REQUIRES(mu_);
+  // Blocks: until one of the others' rounds has ended. False: there was none, or for `whom` none
+  // that is worth it; `full`: for want of space.
+  bool AwaitOtherRound(RoundFor whom, bool full) TERRACE_REQUIRES(mu_);
+  // There may be room where compaction found none.
+  void RoomMade() TERRACE_REQUIRES(mu_) {
+    ++room_made_;
+    compaction_wanted_.NotifyAll();
+  }
   // Space and slots for its outputs.
   bool ReserveRound(const Compaction& round) TERRACE_EXCLUDES(mu_);
   // Its outputs are part of the store from here on, and inputs without newest rows no longer.
@@ -306,7 +319,7 @@ class StoreImpl final : public Store {
   // The files that are to be compacted, in this order; none: none is due.
   std::vector<FilePtr> DueFiles(bool freeing_only) const TERRACE_REQUIRES(mu_);
   bool CompactionDue() const TERRACE_REQUIRES(mu_) {
-    return !compaction_blocked_ && !DueFiles(/*freeing_only=*/false).empty();
+    return no_room_at_ != room_made_ && !DueFiles(/*freeing_only=*/false).empty();
   }
   void PickInputs(bool freeing_only, Compaction* round) TERRACE_REQUIRES(mu_);
   FileUse UseOf(const StoredFile& file) const TERRACE_REQUIRES(mu_);
@@ -314,15 +327,16 @@ class StoreImpl final : public Store {
   void Pace(std::uint64_t bytes);
   // Blocks: until compaction has caught up with the writes before one of so many rows.
   void AwaitCompaction(std::uint64_t rows) TERRACE_REQUIRES(write_mu_) TERRACE_EXCLUDES(mu_);
-  // Of the files that the store has.
-  FileUse StoreUse() const TERRACE_REQUIRES(mu_);
+  // Of the files that the store has. as_rewritten: as if the rounds that go on had ended.
+  FileUse StoreUse(bool as_rewritten) const TERRACE_REQUIRES(mu_);
   // And when what is staged belongs to it.
   FileUse UseWithStaged(FileUse store) const TERRACE_REQUIRES(mu_) {
     return {store.rows + staged_rows_, store.reclaimable + staged_overlap_};
   }
   void CountStaged(StagedFiles* staged) TERRACE_EXCLUDES(mu_);
   void ForgetStaged(StagedFiles* staged) TERRACE_EXCLUDES(mu_);
-  // Of the run, with what stays free for its next checkpoint, without what compaction can't free.
+  // Of the run as if the rounds that go on had ended, with what stays free for its next checkpoint,
+  // without what compaction can't free.
   std::uint64_t RunBytes() const TERRACE_REQUIRES(mu_);
 
   // --- store_rewrite.cc
@@ -397,18 +411,18 @@ class StoreImpl final : public Store {
   // index to its rows, judges or begins. Whoever else compacts, or sweeps, is the first of them.
   struct Compactor {
     Mutex mu;
-    HugeBuffer buffer TERRACE_GUARDED_BY(mu);
-    std::span<std::byte> input TERRACE_GUARDED_BY(mu), output TERRACE_GUARDED_BY(mu);  // Of it.
+    std::span<std::byte> input TERRACE_GUARDED_BY(mu), output TERRACE_GUARDED_BY(mu);
     std::unique_ptr<ReadQueue> reads TERRACE_GUARDED_BY(mu);
     // Not the writes': small ones of compaction would wait for a batch's large ones.
     std::unique_ptr<WriteQueue> writes TERRACE_GUARDED_BY(mu);
-    // Of the output in the making: its entries, and where its rows were. Fresh pages for each round
-    // would cost as much as filling them.
+    // Of the output in the making: its entries, and where its rows were. Kept as long as files are
+    // due: fresh pages for each round would cost as much as filling them.
     KeyEntries keys TERRACE_GUARDED_BY(mu);
     std::vector<Place> from TERRACE_GUARDED_BY(mu);
     Thread thread;
   };
   static constexpr int kCompactors = 2;
+  HugeBuffer compact_buffer_;  // Theirs, shared out by Prepare.
   Compactor compactors_[kCompactors];
 
   Mutex commit_mu_;
@@ -436,6 +450,8 @@ class StoreImpl final : public Store {
   // Of halves of writes and of rounds of compaction, which overlap with their like.
   BusyTime write_time_ TERRACE_GUARDED_BY(mu_), compaction_time_ TERRACE_GUARDED_BY(mu_);
   std::uint64_t rounds_ended_ TERRACE_GUARDED_BY(mu_) = 0;
+  int freeing_rounds_ TERRACE_GUARDED_BY(mu_) = 0;  // That go on, and of which no checkpoint needs
+                                                    // an input.
   std::uint64_t next_file_id_ TERRACE_GUARDED_BY(mu_) = 1;
   std::uint64_t rows_in_blocks_ TERRACE_GUARDED_BY(mu_) = 0;
   // Rows in files that no index leads to yet, and those that they will make stale.
@@ -446,7 +462,9 @@ class StoreImpl final : public Store {
   std::uint64_t files_gone_ TERRACE_GUARDED_BY(mu_) = 0;
   Status poison_ TERRACE_GUARDED_BY(mu_);
   Status background_ TERRACE_GUARDED_BY(mu_);
-  bool compaction_blocked_ TERRACE_GUARDED_BY(mu_) = false;  // By the quota, until something goes.
+  // How often files went or space came back, and how often when compaction last found no room.
+  std::uint64_t room_made_ TERRACE_GUARDED_BY(mu_) = 0;
+  std::uint64_t no_room_at_ TERRACE_GUARDED_BY(mu_) = ~std::uint64_t{0};
 
   // Relaxed atomics: counters for stats(), and a flag whose effect may come a little later.
   std::atomic<bool> stopping_{false};
@@ -460,13 +478,13 @@ class StoreImpl final : public Store {
 };
 
 struct StoreImpl::Compaction {
-  std::vector<FilePtr> inputs;     // By id.
-  std::uint64_t rows_left = 0;     // Newest ones without a place in an output, at most.
-  std::uint64_t space = 0;         // Reserved for outputs.
-  std::uint64_t files = 0;         // Outputs that are to come, at most.
-  bool frees = true;               // No checkpoint needs an input.
-  bool alone = true;               // No other round was going on at its beginning,
-  std::uint64_t ended_before = 0;  // when so many had ended.
+  std::vector<FilePtr> inputs;  // By id.
+  std::uint64_t rows_left = 0;  // Newest ones without a place in an output, at most.
+  std::uint64_t space = 0;      // Reserved for outputs.
+  std::uint64_t files = 0;      // Outputs that are to come, at most.
+  bool frees = true;            // No checkpoint needs an input.
+  bool alone = true;            // No other round was going on at its beginning,
+  std::uint64_t room_made = 0;  // when room had been made so often.
   // Hashes of the newest deletions among the inputs of which an older version is in some other
   // file, sorted; the other deletions end here.
   std::vector<std::uint64_t> needed_deletions;

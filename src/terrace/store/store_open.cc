@@ -152,21 +152,21 @@ Status StoreImpl::Prepare() {
     MutexLock lock(&write_mu_);
     TERRACE_ASSIGN_OR_RETURN(write_buffer_, HugeBuffer::Allocate(buffer_bytes));
   }
+  TERRACE_ASSIGN_OR_RETURN(compact_buffer_, HugeBuffer::Allocate(buffer_bytes));
   const int compactors = options_.background_compaction ? kCompactors : 1;
+  const std::uint64_t share = buffer_bytes / compactors / kBlockBytes * kBlockBytes;
   for (int c = 0; c < compactors; ++c) {
     TERRACE_RETURN_IF_ERROR(
-        PrepareCompactor(&compactors_[c], buffer_bytes / compactors / kBlockBytes * kBlockBytes));
+        PrepareCompactor(&compactors_[c], compact_buffer_.span().subspan(c * share, share)));
   }
   reclaimer_.emplace(quota_, [this] { RemoveSpares(); });
   return fs_->MakeDirectories(options_.directory);
 }
 
-Status StoreImpl::PrepareCompactor(Compactor* compactor, std::uint64_t buffer_bytes) {
+Status StoreImpl::PrepareCompactor(Compactor* compactor, std::span<std::byte> buffer) {
   MutexLock lock(&compactor->mu);
-  const std::uint64_t input_bytes = buffer_bytes / 4 * 3 / kBlockBytes * kBlockBytes;
-  TERRACE_ASSIGN_OR_RETURN(compactor->buffer, HugeBuffer::Allocate(buffer_bytes));
-  compactor->input = compactor->buffer.span().first(input_bytes);
-  compactor->output = compactor->buffer.span().subspan(input_bytes, buffer_bytes - input_bytes);
+  compactor->input = buffer.first(buffer.size() / 4 * 3 / kBlockBytes * kBlockBytes);
+  compactor->output = buffer.subspan(compactor->input.size());
   ReadQueueOptions queue = options_.read_queue;
   queue.depth = kCompactionReads;
   queue.threads = kCompactionReadThreads;
@@ -434,8 +434,8 @@ StoreStats StoreImpl::stats() const {
   stats.compaction_wait_seconds = static_cast<double>(compaction_wait_nanos_.load(kRelaxed)) * 1e-9;
   stats.disk_bytes = disk_bytes_.load(kRelaxed);
   MutexLock lock(&mu_);
-  stats.write_seconds = static_cast<double>(write_time_.nanos) * 1e-9;
-  stats.compaction_seconds = static_cast<double>(compaction_time_.nanos) * 1e-9;
+  stats.write_seconds = write_time_.Seconds(clock_);
+  stats.compaction_seconds = compaction_time_.Seconds(clock_);
   stats.live_rows = index_->size();
   stats.live_bytes = stats.live_rows * layout_.record_bytes;
   stats.index_bytes = index_->bytes() + deletions_->bytes();

@@ -250,6 +250,8 @@ void StoreImpl::PublishOutput(const Compactor& compactor, Compaction* round,
     // Not live: the inputs stay part of the store until all of their rows have moved, and a commit
     // in between names them, which hold the same rows.
     Register(output, /*live=*/false);
+    output->publishing = true;
+    output->stale = output->info.rows;
     output->swept_points = ~std::uint64_t{0};
     for (const FilePtr& file : round->inputs) {
       output->swept_points = std::min(output->swept_points, file->swept_points);
@@ -285,9 +287,9 @@ void StoreImpl::PublishOutput(const Compactor& compactor, Compaction* round,
       for (std::size_t i = 0; i < hashes[kind].size(); ++i) {
         if (moved[i] != 0) {
           AddStale(from[kind][i], kind == 1);
-        } else {  // A write overtook the compaction.
-          ++output->stale;
-          if (kind == 1) --output->live_deletions;
+          --output->stale;
+        } else if (kind == 1) {  // A write overtook the compaction.
+          --output->live_deletions;
         }
       }
     }
