@@ -72,6 +72,17 @@ def test_peak(terrace, workspace, train_log, peak, changes):
         assert summary["cache"]["evictions"] > 0 and summary["ssd"]["read_bytes"] > 0, "the job is to be larger"
 
 
+def test_files_of_many_short_rows(terrace, workspace, peak):
+    """Of which several stores write and rewrite some at a time: their entries are memory, too."""
+    job = jobs.tiny([], data={"format": "synthetic", "rows": 700_000, "cardinality": 400_000, "zipf": 1.05},
+                    training={"batch": 16384, "minibatch": 512, "threads": 2}, ssd={"shards": 4}, memory={"budget": BUDGET},
+                    checkpoint={"every_batches": 0, "keep": 1})
+    run = harness.Run(terrace, workspace, job, **{"table.dim": 8})
+    run.train(prefix=peak.prefix).expect(0)
+    assert run.summary()["cache"]["evictions"] > 0 and run.summary()["ssd"]["read_bytes"] > 0
+    assert peak.read() <= BUDGET, f"{peak.read() / jobs.MIB:.0f} MiB"
+
+
 def test_a_large_network(terrace, workspace, train_log, peak):
     """Whose dense state is most of the budget, the least that would do: checkpoints hold copies of it."""
     job = jobs.evicting([train_log], training={"batch": 2048, "minibatch": 256, "threads": 2, "max_examples": 4096})

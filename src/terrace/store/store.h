@@ -115,8 +115,9 @@ struct StoreOptions {
   std::string table;      // Written into each file; a file of another table is refused.
   std::uint32_t shard = 0;
   std::uint32_t row_bytes = 0;  // Payload of one row.
-  // A parameter file's aim; larger files cost compaction grain.
+  // A parameter file's aim; larger files cost compaction grain. No more rows than most_file_rows.
   std::uint64_t file_bytes = std::uint64_t{16} << 20;
+  std::uint64_t most_file_rows = ~std::uint64_t{0};
   // Files that nobody needs any more and that the next ones overwrite, at most, as long as the
   // quota has room: to remove a file and to make the disk find room anew costs as much as writing
   // it.
@@ -225,6 +226,12 @@ class Store {
                                                const StoreOptions& options);
   // What an index by group takes from the start, for the rows that are expected.
   static std::uint64_t GroupIndexBytes(std::uint32_t row_bytes, std::uint64_t expected_rows);
+  // Rows that a file of so many bytes has, or blocks of rows.
+  static std::uint64_t FileRows(IndexKind index, std::uint32_t row_bytes, std::uint64_t file_bytes);
+  // Memory for each of them beside buffers and index, at most: entries of the file that is written
+  // and of two that are rewritten, what sorts them (32 bytes each), where rows were (8), and what
+  // is known of them.
+  static constexpr std::uint64_t kFileRowBytes = 3 * 32 + 2 * 8 + 8;
   // Whether rows of this length can have one.
   static bool HasGroupIndex(std::uint32_t row_bytes);
   // The store as `manifest` committed it; reads key sections only. A writer removes every file that

@@ -9,6 +9,7 @@
 
 #include "terrace/base/check.h"
 #include "terrace/base/sync_point.h"
+#include "terrace/store/group_block.h"
 #include "terrace/store/group_store.h"
 #include "terrace/store/store_impl.h"
 
@@ -50,6 +51,12 @@ Status CheckOptions(const StoreOptions& options) {
 }
 
 }  // namespace
+
+std::uint64_t Store::FileRows(IndexKind index, std::uint32_t row_bytes, std::uint64_t file_bytes) {
+  const std::uint64_t record_bytes =
+      kRecordHeadBytes + AlignUp(RecordRowBytes(index, row_bytes), 8) + kKeyEntryBytes;
+  return std::clamp<std::uint64_t>(file_bytes / record_bytes, 1, kMaxRowsPerFile);
+}
 
 Result<std::unique_ptr<Store>> Store::Create(FileSystem* fs, Clock* clock, DiskQuota* quota,
                                              const StoreOptions& options) {
@@ -99,9 +106,9 @@ StoreImpl::StoreImpl(FileSystem* fs, Clock* clock, DiskQuota* quota, const Store
       block_row_bytes_(block_row_bytes),
       rule_(options),
       pace_(clock) {
-  const std::uint64_t wanted =
-      options.file_bytes / (std::uint64_t{layout_.record_bytes} + kKeyEntryBytes);
-  rows_per_file_ = std::clamp<std::uint64_t>(wanted, 1, kMaxRowsPerFile);
+  rows_per_file_ =
+      std::clamp<std::uint64_t>(FileRows(IndexKind::kKey, options.row_bytes, options.file_bytes), 1,
+                                std::max<std::uint64_t>(options.most_file_rows, 1));
   MakeIndexes(rows_per_file_);
 }
 

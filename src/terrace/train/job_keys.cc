@@ -507,7 +507,8 @@ void AddSsd(Builder* b) {
   b->Word("ssd.backend", ssd(&Job::Ssd::backend), {"auto", "io_uring", "threads"},
           "How rows are read.");
   b->Bytes("ssd.file_size", ssd(&Job::Ssd::file_bytes), 64 << 10,
-           "Of a parameter file; larger ones cost compaction grain.");
+           "Of a parameter file; larger ones cost compaction grain. Less where rows are short and "
+           "stores many for memory.budget: the entries of files in the making take memory.");
   b->Choice("ssd.compaction", ssd(&Job::Ssd::compaction),
             std::vector<std::pair<std::string, CompactionPolicy>>{
                 {"gain", CompactionPolicy::kGain},

@@ -10,6 +10,7 @@
 #include "terrace/base/units.h"
 #include "terrace/cache/future_keys.h"
 #include "terrace/pipeline/work_item.h"
+#include "terrace/store/store.h"
 #include "terrace/train/index_plan.h"
 
 namespace terrace {
@@ -61,12 +62,15 @@ std::uint64_t BatchesBytes(const MemoryPlanInput& input, std::uint32_t batch) {
          (input.filter_bytes > 0 ? std::uint64_t{input.slots} * batch * kAdmissionBytes : 0);
 }
 
+// Of a file: fewer would make too many files.
+constexpr std::uint64_t kLeastFileRows = 4096;
+
 // What is spent before batches and rows get a byte.
 MemoryPlan FixedPart(const MemoryPlanInput& input) {
   MemoryPlan plan;
   plan.budget_bytes = input.budget_bytes;
   plan.resident_bytes = input.resident_bytes;
-  plan.slack_bytes = 12 * kMiB + input.budget_bytes / 50;
+  plan.slack_bytes = 6 * kMiB + input.budget_bytes / 50;
   plan.transient_bytes = 2 * input.dense_state_bytes + 12 * kMiB;
   if (input.validates) plan.transient_bytes += 8 * kMiB;
   plan.filter_bytes = input.filter_bytes;
@@ -80,7 +84,13 @@ MemoryPlan FixedPart(const MemoryPlanInput& input) {
     source_bytes +=
         ReadAheadBytes(input.most_read_ahead_bytes, input.budget_bytes) - input.read_ahead_bytes;
   }
-  plan.io_bytes = 3 * std::uint64_t{input.stores} * plan.io_buffer_bytes +
+  const std::uint64_t least_files = input.stores * kLeastFileRows * Store::kFileRowBytes;
+  std::uint64_t files = input.file_rows * Store::kFileRowBytes;
+  if (const std::uint64_t most = std::max(rest / 32, least_files); files > most) {
+    plan.most_file_rows = most / input.stores / Store::kFileRowBytes;
+    files = most;
+  }
+  plan.io_bytes = 3 * std::uint64_t{input.stores} * plan.io_buffer_bytes + files +
                   (input.validates ? 2 : 1) * source_bytes;
   return plan;
 }
@@ -141,7 +151,7 @@ std::uint64_t ReadAheadBytes(std::uint64_t most_bytes, std::uint64_t budget_byte
 std::uint64_t LeastBudgetBytes(const MemoryPlanInput& input) {
   MemoryPlanInput tried = input;
   tried.budget_bytes = 0;
-  // A larger budget has larger shares, which are below a sixth of it: the sequence ends.
+  // A larger budget has larger shares, which are below a quarter of it: the sequence ends.
   for (std::uint64_t least = LeastBytes(tried); least > tried.budget_bytes;
        least = LeastBytes(tried)) {
     tried.budget_bytes = (least + kMiB - 1) / kMiB * kMiB;

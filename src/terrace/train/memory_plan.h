@@ -16,6 +16,7 @@ struct MemoryPlanInput {
   std::uint64_t budget_bytes = 0;
   std::uint64_t resident_bytes = 0;  // Of the process now: code, network, contexts; they stay.
   std::uint32_t stores = 1;          // Tables * shards.
+  std::uint64_t file_rows = 0;       // Of a file of each store that is written, all together.
   std::uint32_t slots = 0;           // Of the data.
   std::uint32_t dense_width = 0;     // Floats.
   std::uint32_t batch = 0;           // Examples, as the job asks.
@@ -45,10 +46,12 @@ struct MemoryPlan {
   std::uint64_t future_bytes = 0;      // Of FutureKeys; 0: nobody looks ahead.
   std::uint64_t look_ahead_bytes = 0;  // With the source that is read for it.
   std::uint64_t io_buffer_bytes = 0;   // Of one store and use; a store has three.
-  std::uint64_t io_bytes = 0;          // All of them.
-  std::uint32_t batch = 0;             // Examples, adapted; a multiple of minibatch.
-  std::uint32_t sets = 1;              // Working sets alive at a time.
-  std::uint64_t set_bytes = 0;         // Of one, with the planner's maps; rows not counted.
+  // Of a file of any store: where memory is short, fewer than the job's file size has room for.
+  std::uint64_t most_file_rows = ~std::uint64_t{0};
+  std::uint64_t io_bytes = 0;   // All buffers, and what files in the making take.
+  std::uint32_t batch = 0;      // Examples, adapted; a multiple of minibatch.
+  std::uint32_t sets = 1;       // Working sets alive at a time.
+  std::uint64_t set_bytes = 0;  // Of one, with the planner's maps; rows not counted.
   // Batches and working sets in flight, rows not counted, and the planner's maps.
   std::uint64_t batches_bytes = 0;
   std::uint64_t rows_bytes =

@@ -23,6 +23,7 @@ MemoryPlanInput RandomInput(Rng* rng) {
   input.batch = input.minibatch << rng->Below(8);
   input.sets = 1 + static_cast<std::uint32_t>(rng->Below(5));
   if (input.sets > 1) input.batches_ahead = 2 + static_cast<std::uint32_t>(rng->Below(3));
+  if (rng->Below(2) == 1) input.file_rows = input.stores * (1000 + rng->Below(400'000));
   const std::uint64_t row_bytes = 24 + 8 * rng->Below(200);
   input.least_cache_bytes =
       2 * std::uint64_t{input.minibatch} * input.slots * (row_bytes + 96) + 8 * kMiB;

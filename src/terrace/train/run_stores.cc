@@ -69,6 +69,7 @@ StoreOptions RunStores::MakeOptions(const Job& job, const Options& options,
   store.index = entry.index;
   store.expected_rows = entry.expected_rows;
   store.file_bytes = job.ssd.file_bytes;
+  store.most_file_rows = options.most_file_rows;
   store.compaction = job.ssd.compaction;
   store.stale_share = job.ssd.stale_share;
   store.most_run_bytes = most_bytes_;

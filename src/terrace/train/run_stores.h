@@ -24,7 +24,8 @@ class RunStores {
  public:
   struct Options {
     std::uint64_t io_buffer_bytes = 0;  // Of one store and use.
-    bool background = true;             // Compaction on its own thread.
+    std::uint64_t most_file_rows = ~std::uint64_t{0};
+    bool background = true;  // Compaction on its own thread.
     bool read_only = false;
     std::function<bool()> on_pressure;     // See StoreOptions.
     std::vector<const RowExpiry*> expiry;  // By table, likewise; empty: no row expires.

@@ -178,6 +178,11 @@ Status TrainingRun::MakeMemoryPlan() {
   input.read_ahead_bytes = train_read_ahead_bytes_;
   input.most_read_ahead_bytes = job_.train_data.read_ahead_bytes;
   input.dense_state_bytes = model_.network->ParameterBytes();
+  for (const TablePlan& table : plan_->tables) {
+    input.file_rows +=
+        job_.ssd.shards * Store::FileRows(IndexOf(job_, *plan_, table), table.schema.row_bytes(),
+                                          job_.ssd.file_bytes);
+  }
   input.index_room_bytes = IndexRoomBytes(job_, *plan_);
   input.validates = job_.has_validation;
   input.filter_bytes = 2 * FilterFilesBytes();
@@ -215,6 +220,7 @@ Status TrainingRun::OpenRun(RunMode mode) {
   TERRACE_RETURN_IF_ERROR(quota_->Reserve(SmallFilesBytes(), 0));
   RunStores::Options options;
   options.io_buffer_bytes = memory_.io_buffer_bytes;
+  options.most_file_rows = memory_.most_file_rows;
   options.background = job_.pipeline.depth > 0;
   options.on_pressure = [this] { return DropOldest(); };
   for (const TablePlan& table : plan_->tables) {
