@@ -19,7 +19,7 @@ constexpr std::uint64_t kBlockEntries = kBlockBytes / kKeyEntryBytes;
 constexpr std::uint64_t kRequestBytes = 512 << 10;
 // Entries of a window, about: what fits in the second cache with its copy, and some of each section
 // even where there are thousands.
-constexpr std::uint64_t kWindowEntries = 4096, kMostWindowEntries = 65536, kEntriesOfASection = 8;
+constexpr std::uint64_t kWindowEntries = 8192, kMostWindowEntries = 65536, kEntriesOfASection = 8;
 // Sections whose next entries are asked for ahead of their use.
 constexpr std::size_t kPrefetchSources = 2;
 // Of equal bucket: more are not sorted by insertion.

@@ -134,7 +134,7 @@ class KeyRounds {
 class KeyWindows {
  public:
   // Memory: 40 bytes for every entry of a round at the very most; for hashes as MixKey makes them
-  // some 100 KiB, with thousands of sections ten times as much.
+  // some 300 KiB, with thousands of sections several times as much.
   explicit KeyWindows(const KeyRounds* rounds);
 
   // Goes to the hashes [first, last] of the round, which are not empty.

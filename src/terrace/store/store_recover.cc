@@ -13,10 +13,11 @@ namespace terrace {
 namespace {
 
 // Of the buffers with which the key sections are read: 16 MiB, so that a round of some files is
-// read in large requests, and with many more keys, and files, a thirtieth of what their index
-// takes.
+// read in large requests, and with many more keys, and files, an eighth of what their index takes:
+// a round costs what each file does, and threads that wait for one another at its end. The caches
+// and batches that the memory is for are not there yet.
 constexpr std::uint64_t kRecoveryBytes = std::uint64_t{16} << 20;
-constexpr std::uint64_t kKeysOfAByte = 4;
+constexpr std::uint64_t kBytesOfAKey = 1;
 // Parts of a round a thread, so that one which shares its core, or makes requests, holds up the
 // others little.
 constexpr std::size_t kSharesOfAThread = 4;
@@ -163,7 +164,7 @@ Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files,
   }
   TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<KeyRounds> rounds,
                            KeyRounds::Create(queue.get(), sections,
-                                             kRecoveryBytes + entries / kKeysOfAByte, kFillGrain));
+                                             kRecoveryBytes + entries * kBytesOfAKey, kFillGrain));
   RowIndex* index;
   {
     MutexLock lock(&mu_);
