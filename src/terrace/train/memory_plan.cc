@@ -160,6 +160,20 @@ std::uint64_t LeastBudgetBytes(const MemoryPlanInput& input) {
   return tried.budget_bytes + 2 * kMiB;
 }
 
+std::uint64_t BudgetForRows(const MemoryPlanInput& input, std::uint64_t rows_bytes) {
+  const std::uint64_t needed = rows_bytes + 2 * kMiB;  // As for the least.
+  MemoryPlanInput tried = input;
+  tried.budget_bytes = LeastBudgetBytes(input);
+  // A larger budget may leave less for rows, where batches become larger; of what is added in the
+  // long run rows get most.
+  while (true) {
+    const Result<MemoryPlan> plan = PlanMemory(tried);
+    if (plan.ok() && plan->rows_bytes >= needed) return tried.budget_bytes;
+    const std::uint64_t missing = plan.ok() ? needed - plan->rows_bytes : kMiB;
+    tried.budget_bytes += (missing + kMiB - 1) / kMiB * kMiB;
+  }
+}
+
 MemoryPlanInput MakeMemoryPlanInput(const Job& job, const ModelPlan& plan,
                                     std::uint64_t source_bytes) {
   MemoryPlanInput input;

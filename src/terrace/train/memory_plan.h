@@ -61,6 +61,9 @@ struct MemoryPlan {
 // The least budget that PlanMemory accepts, in whole MiB, with a little to spare;
 // input.budget_bytes is not read.
 std::uint64_t LeastBudgetBytes(const MemoryPlanInput& input);
+// The least budget, likewise, whose plan leaves so many bytes for rows and index, which it does not
+// know of beforehand.
+std::uint64_t BudgetForRows(const MemoryPlanInput& input, std::uint64_t rows_bytes);
 // kInvalidArgument: the budget is too small; says the least that would do.
 Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input);
 std::string DescribeMemoryPlan(const MemoryPlan& plan);

@@ -70,6 +70,26 @@ TEST(MemoryPlan, TheLeastThatWouldDoDoes) {
   }
 }
 
+TEST(MemoryPlan, TheBudgetForSoManyRowsHasRoomForThemAndLittleMore) {
+  for (std::uint64_t seed = 0; seed < 500; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Rng rng(seed);
+    MemoryPlanInput input = RandomInput(&rng);
+    input.looks_ahead = rng.Below(2) == 0;
+    input.row_bytes = 50 + rng.Below(500);
+    const std::uint64_t rows = rng.Below(8192) * kMiB + rng.Below(kMiB);
+    const std::uint64_t least = LeastBudgetBytes(input), budget = BudgetForRows(input, rows);
+    EXPECT_GE(budget, least);
+    input.budget_bytes = budget;
+    const Result<MemoryPlan> plan = PlanMemory(input);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_GE(plan->rows_bytes, rows);
+    // A step of the batch makes a difference of an eighth at most.
+    EXPECT_TRUE(budget <= least + 2 * kMiB ||
+                plan->rows_bytes <= rows + plan->rows_bytes / 8 + 4 * kMiB);
+  }
+}
+
 TEST(MemoryPlan, TheLeastIsToldSoThatItIsEnough) {
   EXPECT_EQ(WholeMiB(628 * kMiB), "628 MiB");
   EXPECT_EQ(WholeMiB(628 * kMiB + 1), "629 MiB");

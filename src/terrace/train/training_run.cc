@@ -262,7 +262,7 @@ Result<bool> TrainingRun::GiveWayToIndex() {
   if (index_bytes + step / 4 < planned_index_bytes_) return false;
   const std::uint64_t least = LeastCacheBytes(job_, *plan_);
   if (index_bytes + least > memory_.rows_bytes) {
-    const std::uint64_t needed = memory_.budget_bytes + index_bytes + least;
+    const std::uint64_t needed = BudgetForRows(memory_input_, 2 * index_bytes + least);
     MutexLock lock(&stop_mu_);
     if (stop_after_checkpoint_.ok()) {
       stop_after_checkpoint_ =

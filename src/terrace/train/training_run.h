@@ -163,6 +163,7 @@ class TrainingRun {
   ModelRuntime model_;
   std::vector<std::size_t> fixed_capacities_;
   std::vector<std::size_t> capacities_;
+  MemoryPlanInput memory_input_;
   MemoryPlan memory_;
   BindingPlan binding_;
   std::optional<ScopedInterleaving> interleaving_;

@@ -189,6 +189,7 @@ Status TrainingRun::MakeMemoryPlan() {
   input.looks_ahead = job_.cache.look_ahead == "auto" &&
                       job_.cache.eviction.type == EvictionType::kS3Fifo && job_.pipeline.depth > 0;
   TERRACE_ASSIGN_OR_RETURN(memory_, PlanMemory(input));
+  memory_input_ = input;
   const MemoryLimit limit = ReadMemoryLimit();
   if (limit.bytes > 0 && job_.memory.budget_bytes > limit.bytes) {
     LogText(LogLevel::kWarning,
@@ -395,8 +396,8 @@ Status TrainingRun::MakeCaches() {
         fmt::format("the index of the run's rows takes {}: memory.budget must be at least {}",
                     FormatBytes(index_bytes),
                     // With room to go on in.
-                    WholeMiB(memory_.budget_bytes + index_bytes + least +
-                             IndexRoomBytes(job_, *plan_) - memory_.rows_bytes + kMiB)));
+                    WholeMiB(BudgetForRows(memory_input_,
+                                           index_bytes + least + IndexRoomBytes(job_, *plan_)))));
   }
   planned_index_bytes_ = std::min(index_bytes + IndexStep(), memory_.rows_bytes - least);
   if (memory_.future_bytes > 0) {
