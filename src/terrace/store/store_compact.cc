@@ -264,10 +264,12 @@ Status StoreImpl::CompactRound(Compactor* compactor, RoundFor whom, bool* more) 
 
 bool StoreImpl::ReserveRound(const Compaction& round) {
   if (!ReserveSlots(round.files, /*spare=*/0)) return false;
-  // What frees no space at once must leave the last checkpoint its share, and so must the second of
-  // two rounds: a checkpoint counts on the space of one.
-  const bool keeps_free = !round.frees || !round.alone;
-  if (TakeSpace(round.space, keeps_free ? keep_free_.load(std::memory_order_relaxed) : 0).ok()) {
+  // What frees no space at once must leave the last checkpoint its share; and a second round, which
+  // can wait, an eighth of the quota besides: other stores of the run may be short of it.
+  std::uint64_t keep_free = 0;
+  if (!round.frees || !round.alone) keep_free = keep_free_.load(std::memory_order_relaxed);
+  if (!round.alone) keep_free += quota_->limit() / 8;
+  if (TakeSpace(round.space, keep_free).ok()) {
     return true;
   }
   ReleaseSlots(round.files);
