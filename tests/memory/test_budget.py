@@ -171,7 +171,7 @@ def test_too_small_a_budget_says_what_would_do(terrace, workspace, train_log):
     assert not run.path.exists() or not list(run.path.glob("rows*")), "refused before the store is made"
 
 
-def test_a_resume_whose_index_does_not_fit_is_refused(terrace, workspace):
+def test_a_resume_whose_index_does_not_fit_is_refused(terrace, workspace, peak):
     """The job is what is wrong, and the message says which budget would do."""
     job = jobs.tiny([], data={"format": "synthetic", "rows": 32768, "cardinality": 10**9, "zipf": 0.5},
                     training={"batch": 4096, "minibatch": 512, "threads": 2}, **{"checkpoint": {"every_batches": 7}})
@@ -183,7 +183,8 @@ def test_a_resume_whose_index_does_not_fit_is_refused(terrace, workspace):
     refused = run.train("--resume", "--set", f"memory.budget={least}MiB").expect(2)
     needed = re.search(r"the index of the run's rows takes .* memory.budget must be at least (\d+) MiB", refused.output).group(1)
     assert run.digest() == before
-    run.train("--resume", "--set", f"memory.budget={needed}MiB").expect(0)
+    run.train("--resume", "--set", f"memory.budget={needed}MiB", prefix=peak.prefix).expect(0)
+    assert peak.read() <= int(needed) * jobs.MIB, f"{peak.read() / jobs.MIB:.0f} of {needed} MiB"
 
 
 @pytest.mark.parametrize("depth", [0, 2])

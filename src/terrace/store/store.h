@@ -291,8 +291,8 @@ class Store {
   virtual Status CompactNow() = 0;
 
   // Bytes of the quota that Write, compaction that frees no file at once and the second of two
-  // rewrites leave free from now on, for the last checkpoint and one compaction output.
-  // Thread-safe.
+  // rewrites, which leaves an eighth more, leave free from now on, for the last checkpoint and one
+  // compaction output. Thread-safe.
   virtual void SetKeepFree(std::uint64_t bytes) = 0;
   // Until the next SetKeepFree Write takes of them: the checkpoint that they are for is being
   // written. Thread-safe.

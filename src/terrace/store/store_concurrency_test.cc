@@ -374,6 +374,10 @@ class TwoRounds : public testing::TestWithParam<std::uint64_t> {
     options.file_bytes = kFileRows * 64;
     return options;
   }
+  void Load() {
+    TERRACE_ASSERT_OK(harness_.Create());
+    TERRACE_ASSERT_OK(harness_.Write(harness_.KeysFrom(0, kKeys)));
+  }
   void StopRounds(int most) {
     SyncPoint::Arm([this, most](std::string_view name) {
       if (name != "store.compact.before_publish") return;
@@ -424,8 +428,7 @@ class TwoRounds : public testing::TestWithParam<std::uint64_t> {
 // Rows of both rounds' inputs are overwritten and erased, and a commit names what there is.
 TEST_P(TwoRounds, WritesAndACommitBeforeEitherIsPublished) {
   StopRounds(2);
-  TERRACE_ASSERT_OK(harness_.Create());
-  TERRACE_ASSERT_OK(harness_.Write(harness_.KeysFrom(0, kKeys)));
+  Load();
   TERRACE_ASSERT_OK(harness_.Write(SomeKeys(12'000)));
   ASSERT_TRUE(AwaitStopped(2));
   // These wait for no compaction: it is less than two files and they behind.
@@ -439,8 +442,7 @@ TEST_P(TwoRounds, WritesAndACommitBeforeEitherIsPublished) {
 // are needed as long as those are there.
 TEST_P(TwoRounds, DeletionsOfRowsInTheOthersInputs) {
   StopRounds(1);
-  TERRACE_ASSERT_OK(harness_.Create());
-  TERRACE_ASSERT_OK(harness_.Write(harness_.KeysFrom(0, kKeys)));
+  Load();
   TERRACE_ASSERT_OK(harness_.Write(SomeKeys(6000)));
   TERRACE_ASSERT_OK(harness_.Erase(SomeKeys(6000)));
   ASSERT_TRUE(AwaitStopped(1));
@@ -452,15 +454,14 @@ TEST_P(TwoRounds, DeletionsOfRowsInTheOthersInputs) {
   FinishAndCheck(1);
 }
 
-// The quota has room for one output: the second round finds none, and goes on when the first one
-// has ended, though nobody writes.
-TEST_P(TwoRounds, RoomForOne) {
+// The quota has room for some outputs, but for less than an eighth of it: a second round leaves
+// that alone, and goes on when the first one has ended, though nobody writes.
+TEST_P(TwoRounds, LittleRoom) {
   StopRounds(1);
-  TERRACE_ASSERT_OK(harness_.Create());
-  TERRACE_ASSERT_OK(harness_.Write(harness_.KeysFrom(0, kKeys)));
+  Load();
   const std::uint64_t file_bytes = harness_.quota()->used() / (kKeys / kFileRows);
   const std::uint64_t free = harness_.quota()->limit() - harness_.quota()->used();
-  TERRACE_ASSERT_OK(harness_.quota()->Reserve(free - 12 * file_bytes - file_bytes * 3 / 2, 0));
+  TERRACE_ASSERT_OK(harness_.quota()->Reserve(free - 12 * file_bytes - 4 * file_bytes, 0));
   TERRACE_ASSERT_OK(harness_.Write(SomeKeys(12'000)));
   ASSERT_TRUE(AwaitStopped(1));
   TERRACE_ASSERT_OK(harness_.CheckRead(harness_.KeysFrom(0, kKeys)));  // It has time to look.
@@ -479,8 +480,7 @@ TEST_P(TwoRounds, RoomForOne) {
 // and neither keeps asking, nor a write waiting.
 TEST_P(TwoRounds, RoomForNone) {
   DiskQuota* const quota = harness_.quota();
-  TERRACE_ASSERT_OK(harness_.Create());
-  TERRACE_ASSERT_OK(harness_.Write(harness_.KeysFrom(0, kKeys)));
+  Load();
   TERRACE_ASSERT_OK(harness_.Commit());
   harness_.store()->SetKeepFree(quota->limit() - quota->used());
   harness_.store()->OpenReserve();
