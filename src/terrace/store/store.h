@@ -147,10 +147,11 @@ struct StoreOptions {
   int read_threads = 1;
   // false: compaction runs inside Write, when due, and Write itself writes (depth 0).
   bool background_compaction = true;
-  // Called by a Write that the quota refuses after compaction gave what it could: drops an old
-  // checkpoint (it may call Drop() of this store) and says whether there was one. Runs on the
-  // thread of that Write. Empty: nothing can be dropped.
-  std::function<bool()> on_pressure;
+  // Called by a Write that the quota refuses after compaction gave what it could, with the bytes
+  // that have to be free: makes room elsewhere, or drops an old checkpoint (it may call MakeRoom()
+  // and Drop() of this store), and says whether there is more room now. Runs on the thread of that
+  // Write. Empty: nothing else can be done.
+  std::function<Result<bool>(std::uint64_t bytes)> on_pressure;
   // Null: rows stay. Else rows that may go, and that no holder has, are dropped: first from the
   // index, by a sweep that reads all files once for each of its points; compaction then gives their
   // space back. Borrowed.
@@ -291,8 +292,8 @@ class Store {
   virtual Status CompactNow() = 0;
 
   // Bytes of the quota that Write, compaction that frees no file at once and the second of two
-  // rewrites, which leaves an eighth more, leave free from now on, for the last checkpoint and one
-  // compaction output. Thread-safe.
+  // rewrites leave free from now on, for the last checkpoint and one compaction output.
+  // Thread-safe.
   virtual void SetKeepFree(std::uint64_t bytes) = 0;
   // Until the next SetKeepFree Write takes of them: the checkpoint that they are for is being
   // written. Thread-safe.

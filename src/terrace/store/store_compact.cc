@@ -201,10 +201,8 @@ Status StoreImpl::MakeRoom(std::uint64_t bytes) {
   return CompactUntil([&] { return quota_->HasFree(bytes); });
 }
 
-bool StoreImpl::AwaitOtherRound(RoundFor whom, bool full) {
-  const bool any = whom == RoundFor::kCaller || (whom == RoundFor::kSpace && full);
-  const bool freeing = whom == RoundFor::kSpace && freeing_rounds_ > 0;
-  if (!(any && compaction_time_.active > 0) && !freeing) return false;
+bool StoreImpl::AwaitOtherRound(RoundFor whom) {
+  if (whom == RoundFor::kBackground || compaction_time_.active == 0) return false;
   const std::uint64_t ended = rounds_ended_;
   while (rounds_ended_ == ended) compacted_.Wait(&mu_);
   return true;
@@ -219,17 +217,21 @@ Status StoreImpl::CompactRound(Compactor* compactor, RoundFor whom, bool* more) 
     if (!poison_.ok()) return OkStatus();
     PickInputs(/*freeing_only=*/whom == RoundFor::kSpace, &round);
     if (round.inputs.empty()) {
-      *more = AwaitOtherRound(whom, /*full=*/false);
+      *more = AwaitOtherRound(whom);
       return OkStatus();
     }
     round.alone = compaction_time_.active == 0;
     round.room_made = room_made_;
     compaction_time_.Begin(clock_);
-    freeing_rounds_ += round.frees ? 1 : 0;
   }
+  if (compactor != &compactors_[0]) SyncPoint::Hit("store.compact.second_picked");
   const bool reserved = ReserveRound(round);
   Status status;
-  if (reserved) status = Rewrite(compactor, &round);
+  if (reserved) {
+    status = Rewrite(compactor, &round);
+  } else {
+    SyncPoint::Hit("store.compact.no_room");
+  }
   const bool done = reserved && status.ok();
   ReleaseFiles(&round);
   if (done) {
@@ -243,7 +245,6 @@ Status StoreImpl::CompactRound(Compactor* compactor, RoundFor whom, bool* more) 
   {
     MutexLock lock(&mu_);
     compaction_time_.End(clock_);
-    freeing_rounds_ -= round.frees ? 1 : 0;
     ++rounds_ended_;
     compacted_.NotifyAll();
     if (reserved) {
@@ -251,8 +252,9 @@ Status StoreImpl::CompactRound(Compactor* compactor, RoundFor whom, bool* more) 
     } else {
       no_room_at_ = round.room_made;  // Not a failure: it goes on when room is made.
     }
-    *more = done ||
-            (!reserved && (room_made_ != round.room_made || AwaitOtherRound(whom, /*full=*/true)));
+    // A round beside another one, which may have ended by now, left more space alone.
+    *more = done || (!reserved && (room_made_ != round.room_made || AwaitOtherRound(whom) ||
+                                   (whom != RoundFor::kBackground && !round.alone)));
     idle = !CompactionDue();
   }
   if (idle) {
@@ -264,12 +266,10 @@ Status StoreImpl::CompactRound(Compactor* compactor, RoundFor whom, bool* more) 
 
 bool StoreImpl::ReserveRound(const Compaction& round) {
   if (!ReserveSlots(round.files, /*spare=*/0)) return false;
-  // What frees no space at once must leave the last checkpoint its share; and a second round, which
-  // can wait, an eighth of the quota besides: other stores of the run may be short of it.
-  std::uint64_t keep_free = 0;
-  if (!round.frees || !round.alone) keep_free = keep_free_.load(std::memory_order_relaxed);
-  if (!round.alone) keep_free += quota_->limit() / 8;
-  if (TakeSpace(round.space, keep_free).ok()) {
+  // What frees no space at once must leave the last checkpoint its share, and so must the second of
+  // two rounds: a checkpoint counts on the space of one.
+  const bool keeps_free = !round.frees || !round.alone;
+  if (TakeSpace(round.space, keeps_free ? keep_free_.load(std::memory_order_relaxed) : 0).ok()) {
     return true;
   }
   ReleaseSlots(round.files);

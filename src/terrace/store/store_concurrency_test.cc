@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "terrace/base/ids.h"
@@ -388,11 +389,12 @@ class TwoRounds : public testing::TestWithParam<std::uint64_t> {
       while (!go_on_) changed_.Wait(&mu_);
     });
   }
-  bool AwaitStopped(int rounds) {
-    const double end = Clock::Real()->MonotonicSeconds() + 60;  // Of a test that fails.
+  // For so long, in a test that fails.
+  bool AwaitStopped(int rounds, double seconds = 60) {
+    const double end = Clock::Real()->MonotonicSeconds() + seconds;
     MutexLock lock(&mu_);
     while (stopped_ < rounds && Clock::Real()->MonotonicSeconds() < end) changed_.Wait(&mu_);
-    return stopped_ == rounds;
+    return stopped_ >= rounds;
   }
   void GoOn() {
     MutexLock lock(&mu_);
@@ -454,14 +456,14 @@ TEST_P(TwoRounds, DeletionsOfRowsInTheOthersInputs) {
   FinishAndCheck(1);
 }
 
-// The quota has room for some outputs, but for less than an eighth of it: a second round leaves
-// that alone, and goes on when the first one has ended, though nobody writes.
-TEST_P(TwoRounds, LittleRoom) {
+// The quota has room for one output: the second round finds none, and goes on when the first one
+// has ended, though nobody writes.
+TEST_P(TwoRounds, RoomForOne) {
   StopRounds(1);
   Load();
   const std::uint64_t file_bytes = harness_.quota()->used() / (kKeys / kFileRows);
   const std::uint64_t free = harness_.quota()->limit() - harness_.quota()->used();
-  TERRACE_ASSERT_OK(harness_.quota()->Reserve(free - 12 * file_bytes - 4 * file_bytes, 0));
+  TERRACE_ASSERT_OK(harness_.quota()->Reserve(free - 12 * file_bytes - file_bytes * 3 / 2, 0));
   TERRACE_ASSERT_OK(harness_.Write(SomeKeys(12'000)));
   ASSERT_TRUE(AwaitStopped(1));
   TERRACE_ASSERT_OK(harness_.CheckRead(harness_.KeysFrom(0, kKeys)));  // It has time to look.
@@ -495,6 +497,37 @@ TEST_P(TwoRounds, RoomForNone) {
   harness_.store()->SetKeepFree(0);
   FinishAndCheck(1);
   EXPECT_GT(asked.load(), 0);
+}
+
+// A caller's round leaves more alone because another one goes on, which finds no room either and
+// ends: the caller looks again, and does not give up.
+TEST_P(TwoRounds, ACallerBesideARoundWithoutRoom) {
+  DiskQuota* const quota = harness_.quota();
+  const auto caller = std::this_thread::get_id();
+  SyncPoint::Arm([&](std::string_view name) {
+    if (name == "store.compact.second_picked") {
+      MutexLock lock(&mu_);
+      if (stopped_++ > 0) return;
+      changed_.NotifyAll();
+      while (!go_on_) changed_.Wait(&mu_);
+    } else if (name == "store.compact.no_room" && std::this_thread::get_id() == caller) {
+      GoOn();
+      EXPECT_TRUE(harness_.CheckRead(harness_.KeysFrom(0, kKeys)).ok());  // It has time to end.
+    }
+  });
+  Load();
+  TERRACE_ASSERT_OK(harness_.Commit());
+  while (!AwaitStopped(1, 0)) TERRACE_ASSERT_OK(harness_.Write(SomeKeys(2000)));
+  // A checkpoint names what that one holds. No checkpoint names all that is due next.
+  harness_.store()->SetKeepFree(quota->limit());
+  harness_.store()->OpenReserve();
+  TERRACE_ASSERT_OK(harness_.Write(SomeKeys(12'000)));
+  TERRACE_ASSERT_OK(harness_.Write(SomeKeys(12'000)));
+  const std::uint64_t free = quota->limit() - quota->used();
+  TERRACE_ASSERT_OK(harness_.store()->MakeRoom(free + 1));
+  EXPECT_TRUE(quota->HasFree(free + 1));
+  harness_.store()->SetKeepFree(0);
+  FinishAndCheck(1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, TwoRounds, testing::Range<std::uint64_t>(1, 5));

@@ -301,9 +301,9 @@ class StoreImpl final : public Store {
   // more: whether another one may have something to do.
   Status CompactRound(Compactor* compactor, RoundFor whom, bool* more)
       TERRACE_REQUIRES(compactor->mu) TERRACE_EXCLUDES(mu_);
-  // Blocks: until one of the others' rounds has ended. False: there was none, or for `whom` none
-  // that is worth it; `full`: for want of space.
-  bool AwaitOtherRound(RoundFor whom, bool full) TERRACE_REQUIRES(mu_);
+  // Blocks a caller until one of the others' rounds has ended, which may hold files that he could
+  // use. False: there was none.
+  bool AwaitOtherRound(RoundFor whom) TERRACE_REQUIRES(mu_);
   // There may be room where compaction found none.
   void RoomMade() TERRACE_REQUIRES(mu_) {
     ++room_made_;
@@ -450,8 +450,6 @@ class StoreImpl final : public Store {
   // Of halves of writes and of rounds of compaction, which overlap with their like.
   BusyTime write_time_ TERRACE_GUARDED_BY(mu_), compaction_time_ TERRACE_GUARDED_BY(mu_);
   std::uint64_t rounds_ended_ TERRACE_GUARDED_BY(mu_) = 0;
-  int freeing_rounds_ TERRACE_GUARDED_BY(mu_) = 0;  // That go on, and of which no checkpoint needs
-                                                    // an input.
   std::uint64_t next_file_id_ TERRACE_GUARDED_BY(mu_) = 1;
   std::uint64_t rows_in_blocks_ TERRACE_GUARDED_BY(mu_) = 0;
   // Rows in files that no index leads to yet, and those that they will make stale.

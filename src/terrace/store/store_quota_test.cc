@@ -75,11 +75,10 @@ TEST(StoreQuota, OldManifestsGoUnderPressureOneByOne) {
   StoreOptions options = OneFileOptions();
   StoreHarness* self = nullptr;
   int dropped = 0;
-  options.on_pressure = [&] {
+  options.on_pressure = [&](std::uint64_t) -> Result<bool> {
     if (self->manifests().size() < 2) return false;  // The newest never.
     ++dropped;
-    const Status status = self->Drop(self->manifests().begin()->first);
-    EXPECT_TRUE(status.ok()) << status.ToString();
+    TERRACE_RETURN_IF_ERROR(self->Drop(self->manifests().begin()->first));
     return true;
   };
   StoreHarness harness(&fs, 19 * 4096, options);

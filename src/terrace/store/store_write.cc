@@ -383,15 +383,20 @@ Status StoreImpl::ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files)
   };
   Status status = reserve();
   if (status.ok()) return status;
-  // First what frees space at once; then old checkpoints, after each of which files are removed
-  // that only it named.
-  do {
+  // First what frees space at once, here and elsewhere; then old checkpoints, after each of which
+  // files are removed that only it named.
+  for (bool more = true; more;) {
     TERRACE_RETURN_IF_ERROR(CompactUntil([&] {
       status = reserve();
       return status.ok();
     }));
     if (status.ok()) return status;
-  } while (options_.on_pressure && options_.on_pressure());
+    more = false;
+    if (options_.on_pressure) {
+      const std::uint64_t keep_free = writes_keep_free_.load(std::memory_order_relaxed);
+      TERRACE_ASSIGN_OR_RETURN(more, options_.on_pressure(bytes + keep_free));
+    }
+  }
   return status.WithContext(
       fmt::format("writing {} to {}, after compaction", FormatBytes(bytes), options_.directory));
 }

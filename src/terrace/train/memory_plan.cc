@@ -62,15 +62,15 @@ std::uint64_t BatchesBytes(const MemoryPlanInput& input, std::uint32_t batch) {
          (input.filter_bytes > 0 ? std::uint64_t{input.slots} * batch * kAdmissionBytes : 0);
 }
 
-// Of a file: fewer would make too many files.
-constexpr std::uint64_t kLeastFileRows = 4096;
+// Of a file: fewer would make too many files. And what files in the making take within the slack.
+constexpr std::uint64_t kLeastFileRows = 4096, kFilesInSlack = 6 * kMiB;
 
 // What is spent before batches and rows get a byte.
 MemoryPlan FixedPart(const MemoryPlanInput& input) {
   MemoryPlan plan;
   plan.budget_bytes = input.budget_bytes;
   plan.resident_bytes = input.resident_bytes;
-  plan.slack_bytes = 6 * kMiB + input.budget_bytes / 50;
+  plan.slack_bytes = 12 * kMiB + input.budget_bytes / 50;
   plan.transient_bytes = 2 * input.dense_state_bytes + 12 * kMiB;
   if (input.validates) plan.transient_bytes += 8 * kMiB;
   plan.filter_bytes = input.filter_bytes;
@@ -90,8 +90,8 @@ MemoryPlan FixedPart(const MemoryPlanInput& input) {
     plan.most_file_rows = most / input.stores / Store::kFileRowBytes;
     files = most;
   }
-  plan.io_bytes = 3 * std::uint64_t{input.stores} * plan.io_buffer_bytes + files +
-                  (input.validates ? 2 : 1) * source_bytes;
+  plan.io_bytes = 3 * std::uint64_t{input.stores} * plan.io_buffer_bytes + files -
+                  std::min(files, kFilesInSlack) + (input.validates ? 2 : 1) * source_bytes;
   return plan;
 }
 

@@ -48,7 +48,8 @@ struct MemoryPlan {
   std::uint64_t io_buffer_bytes = 0;   // Of one store and use; a store has three.
   // Of a file of any store: where memory is short, fewer than the job's file size has room for.
   std::uint64_t most_file_rows = ~std::uint64_t{0};
-  std::uint64_t io_bytes = 0;   // All buffers, and what files in the making take.
+  // All buffers, and what files in the making take beyond their part of the slack.
+  std::uint64_t io_bytes = 0;
   std::uint32_t batch = 0;      // Examples, adapted; a multiple of minibatch.
   std::uint32_t sets = 1;       // Working sets alive at a time.
   std::uint64_t set_bytes = 0;  // Of one, with the planner's maps; rows not counted.

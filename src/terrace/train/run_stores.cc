@@ -59,8 +59,8 @@ std::vector<std::string> RunStores::directories() const {
   return all;
 }
 
-StoreOptions RunStores::MakeOptions(const Job& job, const Options& options,
-                                    const Entry& entry) const {
+StoreOptions RunStores::MakeOptions(DiskQuota* quota, const Job& job, const Options& options,
+                                    const Entry& entry) {
   StoreOptions store;
   store.directory = entry.directory;
   store.table = entry.table_name;
@@ -90,7 +90,12 @@ StoreOptions RunStores::MakeOptions(const Job& job, const Options& options,
   }
   store.background_compaction = options.background;
   store.read_only = options.read_only;
-  store.on_pressure = options.on_pressure;
+  store.on_pressure = [this, quota,
+                       drop = options.drop_oldest](std::uint64_t bytes) -> Result<bool> {
+    const std::uint64_t used = quota->used();
+    TERRACE_RETURN_IF_ERROR(MakeRoom(bytes));
+    return quota->HasFree(bytes) || quota->used() < used || (drop && drop());
+  };
   if (!options.expiry.empty()) store.expiry = options.expiry[entry.table];
   return store;
 }
@@ -107,7 +112,7 @@ Status RunStores::FindDisks(FileSystem* fs, Clock* clock, DiskQuota* quota, cons
     }
     ReadCostOptions cost;
     cost.folder = folder;
-    cost.read_queue = MakeOptions(job, options, stores_.front()).read_queue;
+    cost.read_queue = MakeOptions(quota, job, options, stores_.front()).read_queue;
     cost.direct_io = job.ssd.direct;
     cost.read_only = options.read_only;
     cost.quota = quota;
@@ -146,7 +151,8 @@ Result<std::unique_ptr<RunStores>> RunStores::Create(FileSystem* fs, Clock* cloc
   TERRACE_RETURN_IF_ERROR(stores->FindDisks(fs, clock, quota, job, options));
   for (Entry& entry : stores->stores_) {
     TERRACE_ASSIGN_OR_RETURN(
-        entry.store, Store::Create(fs, clock, quota, stores->MakeOptions(job, options, entry)));
+        entry.store,
+        Store::Create(fs, clock, quota, stores->MakeOptions(quota, job, options, entry)));
   }
   return stores;
 }
@@ -185,8 +191,9 @@ Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock,
         references.push_back(reference->manifest);
     }
     TERRACE_ASSIGN_OR_RETURN(
-        entry->store, Store::Open(fs, clock, quota, stores->MakeOptions(job, options, *entry),
-                                  find(checkpoint, *entry)->manifest, references));
+        entry->store,
+        Store::Open(fs, clock, quota, stores->MakeOptions(quota, job, options, *entry),
+                    find(checkpoint, *entry)->manifest, references));
     return OkStatus();
   };
   const std::size_t count = stores->stores_.size();

@@ -27,7 +27,9 @@ class RunStores {
     std::uint64_t most_file_rows = ~std::uint64_t{0};
     bool background = true;  // Compaction on its own thread.
     bool read_only = false;
-    std::function<bool()> on_pressure;     // See StoreOptions.
+    // Of a quota that stays short when all stores have given what they could: whether an old
+    // checkpoint was dropped. On any thread that writes rows. Empty: none can be.
+    std::function<bool()> drop_oldest;
     std::vector<const RowExpiry*> expiry;  // By table, likewise; empty: no row expires.
   };
   // The folders of rows, one on each disk, and what reads cost there.
@@ -55,6 +57,7 @@ class RunStores {
   Status Drop(std::uint64_t id);
   void SetKeepFree(std::uint64_t bytes);
   void OpenReserve();
+  // Compacts what frees space at once, until so many bytes of the quota are free. Thread-safe.
   Status MakeRoom(std::uint64_t bytes);
   void WantSweep(std::size_t table);
   StoreStats stats() const;  // Sums.
@@ -85,7 +88,8 @@ class RunStores {
     std::uint64_t expected_rows = 0;
     std::unique_ptr<Store> store;
   };
-  StoreOptions MakeOptions(const Job& job, const Options& options, const Entry& entry) const;
+  StoreOptions MakeOptions(DiskQuota* quota, const Job& job, const Options& options,
+                           const Entry& entry);
   // Whether the job asks for the index that the checkpoint's store has.
   static Status CheckIndex(const TablePlan& table, const Checkpoint::StoreManifest& manifest);
   // Finds what reads cost on each disk, where the job wants to know. A reader writes nothing.

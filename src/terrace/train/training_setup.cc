@@ -223,7 +223,7 @@ Status TrainingRun::OpenRun(RunMode mode) {
   options.io_buffer_bytes = memory_.io_buffer_bytes;
   options.most_file_rows = memory_.most_file_rows;
   options.background = job_.pipeline.depth > 0;
-  options.on_pressure = [this] { return DropOldest(); };
+  options.drop_oldest = [this] { return DropOldest(); };
   for (const TablePlan& table : plan_->tables) {
     expiry_.push_back(table.schema.expiry().on() ? std::make_unique<TrainedExpiry>(&table.schema)
                                                  : nullptr);
