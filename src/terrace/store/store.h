@@ -133,6 +133,8 @@ struct StoreOptions {
   // For reads; as much again for writing and for compaction. An index by group has more buffers
   // in the same room.
   std::uint64_t io_buffer_bytes = std::uint64_t{8} << 20;
+  // Of the buffers that an opening has besides; by default as many as are of use.
+  std::uint64_t most_open_bytes = ~std::uint64_t{0};
   ReadMode read_mode = ReadMode::kPlanned;
   // Of a store that is created; afterwards a store has the index that it was made with.
   IndexKind index = IndexKind::kKey;
@@ -147,10 +149,11 @@ struct StoreOptions {
   int read_threads = 1;
   // false: compaction runs inside Write, when due, and Write itself writes (depth 0).
   bool background_compaction = true;
-  // Called by a Write that the quota refuses after compaction gave what it could, with the bytes
-  // that have to be free: makes room elsewhere, or drops an old checkpoint (it may call MakeRoom()
-  // and Drop() of this store), and says whether there is more room now. Runs on the thread of that
-  // Write. Empty: nothing else can be done.
+  // Called by a Write that finds no room after compaction gave what it could, with the bytes of the
+  // quota that have to be free, or 0 where the index has too few places for files: makes room
+  // elsewhere, or drops an old checkpoint (it may call MakeRoom() and Drop() of this store), and
+  // says whether there is more room now. Runs on the thread of that Write. Empty: nothing else can
+  // be done.
   std::function<Result<bool>(std::uint64_t bytes)> on_pressure;
   // Null: rows stay. Else rows that may go, and that no holder has, are dropped: first from the
   // index, by a sweep that reads all files once for each of its points; compaction then gives their

@@ -224,14 +224,10 @@ Status StoreImpl::CompactRound(Compactor* compactor, RoundFor whom, bool* more) 
     round.room_made = room_made_;
     compaction_time_.Begin(clock_);
   }
-  if (compactor != &compactors_[0]) SyncPoint::Hit("store.compact.second_picked");
+  SyncPoint::Hit("store.compact.picked");
   const bool reserved = ReserveRound(round);
   Status status;
-  if (reserved) {
-    status = Rewrite(compactor, &round);
-  } else {
-    SyncPoint::Hit("store.compact.no_room");
-  }
+  if (reserved) status = Rewrite(compactor, &round);
   const bool done = reserved && status.ok();
   ReleaseFiles(&round);
   if (done) {

@@ -199,8 +199,9 @@ Status StoreImpl::CreateEmpty() {
 
 void StoreImpl::StartCompaction() {
   if (options_.read_only || !options_.background_compaction) return;
+  const char* name = "compact";
   for (Compactor& compactor : compactors_) {
-    compactor.thread = Thread("compact", ThreadPriority::kYielding,
+    compactor.thread = Thread(std::exchange(name, "compact2"), ThreadPriority::kYielding,
                               [this, &compactor] { CompactLoop(&compactor); });
   }
 }

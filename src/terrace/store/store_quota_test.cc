@@ -102,6 +102,32 @@ TEST(StoreQuota, OldManifestsGoUnderPressureOneByOne) {
   EXPECT_LE(harness.quota()->peak(), 19u * 4096);
 }
 
+// However much of the quota is free: who is asked for room must not think that there is some.
+TEST(StoreQuota, PlacesForFilesAreNotBytes) {
+  MemoryFileSystem fs;
+  StoreOptions options = StoreHarness::TinyOptions();
+  options.file_bytes = std::uint64_t{128} << 20;
+  std::vector<std::uint64_t> asked;
+  options.on_pressure = [&](std::uint64_t bytes) -> Result<bool> {
+    asked.push_back(bytes);
+    return asked.size() < 3;
+  };
+  StoreHarness harness(&fs, std::uint64_t{1} << 30, options);
+  TERRACE_ASSERT_OK(harness.Create());
+  // A file of so many rows leaves 4,096 places for files.
+  TERRACE_ASSERT_OK(harness.Write(Range(0, (1 << 19) + 1)));
+  TERRACE_ASSERT_OK(harness.Commit());
+  harness.options()->file_bytes = 64;
+  TERRACE_ASSERT_OK(harness.Reopen(1));
+  TERRACE_ASSERT_OK(harness.Write(Range(0, 4000)));
+  EXPECT_TRUE(asked.empty());
+  const Status refused = harness.Write(Range(4000, 5000));
+  EXPECT_EQ(refused.code(), StatusCode::kIo);
+  EXPECT_NE(refused.message().find("ssd.file_size"), std::string::npos) << refused.message();
+  EXPECT_EQ(asked, std::vector<std::uint64_t>(3, 0));
+  TERRACE_ASSERT_OK(harness.CheckRead(Range(0, 5000)));
+}
+
 TEST(StoreQuota, KeepFreeIsForTheLastCheckpoint) {
   MemoryFileSystem fs;
   StoreHarness harness(&fs, 10 * 4096, OneFileOptions());

@@ -13,9 +13,8 @@ namespace terrace {
 namespace {
 
 // Of the buffers with which the key sections are read: 16 MiB, so that a round of some files is
-// read in large requests, and with many more keys, and files, an eighth of what their index takes:
-// a round costs what each file does, and threads that wait for one another at its end. The caches
-// and batches that the memory is for are not there yet.
+// read in large requests, and with many more keys, and files, up to a fifth of what their index
+// takes: a round costs what each file does, and threads that wait for one another at its end.
 constexpr std::uint64_t kRecoveryBytes = std::uint64_t{16} << 20;
 constexpr std::uint64_t kBytesOfAKey = 1;
 // Parts of a round a thread, so that one which shares its core, or makes requests, holds up the
@@ -162,9 +161,11 @@ Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files,
         {file->file.get(), file->info.keys_offset, file->info.rows, file->info.version});
     entries += file->info.rows;
   }
-  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<KeyRounds> rounds,
-                           KeyRounds::Create(queue.get(), sections,
-                                             kRecoveryBytes + entries * kBytesOfAKey, kFillGrain));
+  TERRACE_ASSIGN_OR_RETURN(
+      const std::unique_ptr<KeyRounds> rounds,
+      KeyRounds::Create(queue.get(), sections,
+                        std::min(kRecoveryBytes + entries * kBytesOfAKey, options_.most_open_bytes),
+                        kFillGrain));
   RowIndex* index;
   {
     MutexLock lock(&mu_);

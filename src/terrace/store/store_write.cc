@@ -369,8 +369,10 @@ void StoreImpl::ReleaseSlots(std::uint64_t files) {
 }
 
 Status StoreImpl::ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files) {
+  bool has_slots = true;
   const auto reserve = [&]() -> Status {
-    if (!ReserveSlots(files, kSlotsForCompaction)) {
+    has_slots = ReserveSlots(files, kSlotsForCompaction);
+    if (!has_slots) {
       MutexLock lock(&mu_);
       return IoError(fmt::format(
           "{} holds {} parameter files and is to get {} more, but its index has places for {}: "
@@ -394,7 +396,7 @@ Status StoreImpl::ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files)
     more = false;
     if (options_.on_pressure) {
       const std::uint64_t keep_free = writes_keep_free_.load(std::memory_order_relaxed);
-      TERRACE_ASSIGN_OR_RETURN(more, options_.on_pressure(bytes + keep_free));
+      TERRACE_ASSIGN_OR_RETURN(more, options_.on_pressure(has_slots ? bytes + keep_free : 0));
     }
   }
   return status.WithContext(

@@ -86,6 +86,7 @@ Status LoadedRun::OpenRows(FileSystem* fs) {
                            PlanMemory(MakeMemoryPlanInput(job_, *plan_, source_->MemoryBytes())));
   RunStores::Options options;
   options.io_buffer_bytes = memory_.io_buffer_bytes;
+  options.most_open_bytes = memory_.batches_bytes;  // Not there yet.
   options.background = false;
   options.read_only = true;
   TERRACE_ASSIGN_OR_RETURN(

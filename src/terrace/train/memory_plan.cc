@@ -86,7 +86,7 @@ MemoryPlan FixedPart(const MemoryPlanInput& input) {
   }
   const std::uint64_t least_files = input.stores * kLeastFileRows * Store::kFileRowBytes;
   std::uint64_t files = input.file_rows * Store::kFileRowBytes;
-  if (const std::uint64_t most = std::max(rest / 32, least_files); files > most) {
+  if (const std::uint64_t most = std::max({rest / 32, least_files, kFilesInSlack}); files > most) {
     plan.most_file_rows = most / input.stores / Store::kFileRowBytes;
     files = most;
   }

@@ -53,6 +53,10 @@ std::vector<RunStores::Entry> RunStores::MakeEntries(const Job& job, const Model
   return entries;
 }
 
+int RunStores::Openers(const Options& options) const {
+  return options.background ? static_cast<int>(std::min(stores_.size(), Cores())) : 1;
+}
+
 std::vector<std::string> RunStores::directories() const {
   std::vector<std::string> all;
   for (const Entry& entry : stores_) all.push_back(entry.directory);
@@ -77,6 +81,7 @@ StoreOptions RunStores::MakeOptions(DiskQuota* quota, const Job& job, const Opti
   store.read_queue.backend = job.ssd.backend;
   store.read_queue.threads = std::max(4, 4 * job.ssd.io_threads);
   store.io_buffer_bytes = options.io_buffer_bytes;
+  store.most_open_bytes = options.most_open_bytes / static_cast<std::uint64_t>(Openers(options));
   store.read_mode = job.ssd.read;
   if (job.ssd.merge_gap_bytes) store.merge_gap_bytes = *job.ssd.merge_gap_bytes;
   for (const Disk& disk : disks_) {
@@ -92,9 +97,12 @@ StoreOptions RunStores::MakeOptions(DiskQuota* quota, const Job& job, const Opti
   store.read_only = options.read_only;
   store.on_pressure = [this, quota,
                        drop = options.drop_oldest](std::uint64_t bytes) -> Result<bool> {
-    const std::uint64_t used = quota->used();
-    TERRACE_RETURN_IF_ERROR(MakeRoom(bytes));
-    return quota->HasFree(bytes) || quota->used() < used || (drop && drop());
+    if (bytes > 0) {
+      const std::uint64_t used = quota->used();
+      TERRACE_RETURN_IF_ERROR(MakeRoom(bytes));
+      if (quota->HasFree(bytes) || quota->used() < used) return true;
+    }
+    return drop && drop();
   };
   if (!options.expiry.empty()) store.expiry = options.expiry[entry.table];
   return store;
@@ -198,7 +206,7 @@ Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock,
   };
   const std::size_t count = stores->stores_.size();
   std::vector<Status> opened(count);
-  WorkerGroup openers("open", options.background ? static_cast<int>(std::min(count, Cores())) : 1);
+  WorkerGroup openers("open", stores->Openers(options));
   openers.Run(static_cast<int>(count), [&](int i) {
     const auto s = static_cast<std::size_t>(i);
     opened[s] = open(&stores->stores_[s]);

@@ -25,7 +25,8 @@ class RunStores {
   struct Options {
     std::uint64_t io_buffer_bytes = 0;  // Of one store and use.
     std::uint64_t most_file_rows = ~std::uint64_t{0};
-    bool background = true;  // Compaction on its own thread.
+    std::uint64_t most_open_bytes = ~std::uint64_t{0};  // Of openings at a time, indexes excepted.
+    bool background = true;                             // Compaction on its own thread.
     bool read_only = false;
     // Of a quota that stays short when all stores have given what they could: whether an old
     // checkpoint was dropped. On any thread that writes rows. Empty: none can be.
@@ -90,6 +91,7 @@ class RunStores {
   };
   StoreOptions MakeOptions(DiskQuota* quota, const Job& job, const Options& options,
                            const Entry& entry);
+  int Openers(const Options& options) const;  // Stores that are opened at a time.
   // Whether the job asks for the index that the checkpoint's store has.
   static Status CheckIndex(const TablePlan& table, const Checkpoint::StoreManifest& manifest);
   // Finds what reads cost on each disk, where the job wants to know. A reader writes nothing.

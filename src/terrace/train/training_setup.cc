@@ -179,9 +179,12 @@ Status TrainingRun::MakeMemoryPlan() {
   input.most_read_ahead_bytes = job_.train_data.read_ahead_bytes;
   input.dense_state_bytes = model_.network->ParameterBytes();
   for (const TablePlan& table : plan_->tables) {
+    // A run that is resumed keeps its index, whatever this budget would choose: that by key has the
+    // larger files.
+    const IndexKind kind =
+        table.index == IndexChoice::kAuto ? IndexKind::kKey : IndexOf(job_, *plan_, table);
     input.file_rows +=
-        job_.ssd.shards * Store::FileRows(IndexOf(job_, *plan_, table), table.schema.row_bytes(),
-                                          job_.ssd.file_bytes);
+        job_.ssd.shards * Store::FileRows(kind, table.schema.row_bytes(), job_.ssd.file_bytes);
   }
   input.index_room_bytes = IndexRoomBytes(job_, *plan_);
   input.validates = job_.has_validation;
@@ -222,6 +225,7 @@ Status TrainingRun::OpenRun(RunMode mode) {
   RunStores::Options options;
   options.io_buffer_bytes = memory_.io_buffer_bytes;
   options.most_file_rows = memory_.most_file_rows;
+  options.most_open_bytes = memory_.batches_bytes + memory_.look_ahead_bytes;  // Not there yet.
   options.background = job_.pipeline.depth > 0;
   options.drop_oldest = [this] { return DropOldest(); };
   for (const TablePlan& table : plan_->tables) {
