@@ -333,12 +333,13 @@ Status KeyWindows::Take(std::uint32_t source, std::uint64_t limit) {
         break;
       }
       const std::uint64_t version = piece.At(i).version;
-      if (RowOfEntry(section.version, i, version) >= section.entries) [[unlikely]] {
+      const std::uint64_t row = RowOfEntry(section.version, i, version);
+      if (row >= section.entries) [[unlikely]] {
         return CorruptionError(fmt::format("{}: the key at offset {} is of no record",
                                            section.file->path(),
                                            section.offset + i * kKeyEntryBytes));
       }
-      taken[count++] = KeyVersion::Of(hash, source, i, version);
+      taken[count++] = {hash, MakePlace(source, row), version};
       ++counts[hash << lead >> rest];
       least = hash + 1;
     }

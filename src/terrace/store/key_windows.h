@@ -30,20 +30,11 @@ struct KeySection {
   std::uint32_t version = kParameterFileVersion;
 };
 
-// One entry of one section. Equal hashes are ordered by `origin`, which is by their sections.
+// One entry of one section.
 struct KeyVersion {
   std::uint64_t hash;
-  std::uint64_t origin;
-
-  static KeyVersion Of(std::uint64_t hash, std::uint64_t source, std::uint64_t entry,
-                       std::uint64_t version) {
-    return {hash, source << (kRowBits + 1) | entry << 1 | version >> 63};
-  }
-  std::uint32_t source() const { return static_cast<std::uint32_t>(origin >> (kRowBits + 1)); }
-  std::uint32_t entry() const {  // Of its section.
-    return static_cast<std::uint32_t>(origin >> 1 & (kMaxRowsPerFile - 1));
-  }
-  bool deletion() const { return (origin & 1) != 0; }
+  Place place;  // Where its record lies, if sections have the numbers of their files' slots.
+  std::uint64_t version;  // As its entry has it.
 };
 
 class KeyRounds {
@@ -71,16 +62,6 @@ class KeyRounds {
   std::size_t sources() const { return sections_.size(); }
   std::uint64_t entries() const { return entries_; }  // Of all sections.
   std::uint64_t bytes_read() const { return bytes_read_; }
-  // Of a version of the round: its entry's, and where its record lies, if sections have the numbers
-  // of their files' slots.
-  std::uint64_t VersionOf(const KeyVersion& version) const {
-    return now_->pieces[version.source()].At(version.entry()).version;
-  }
-  Place PlaceOf(const KeyVersion& version) const {
-    const std::uint32_t source = version.source();
-    return MakePlace(source,
-                     RowOfEntry(sections_[source].version, version.entry(), VersionOf(version)));
-  }
 
  private:
   friend class KeyWindows;
@@ -133,8 +114,8 @@ class KeyRounds {
 
 class KeyWindows {
  public:
-  // Memory: 40 bytes for every entry of a round at the very most; for hashes as MixKey makes them
-  // some 300 KiB, with thousands of sections several times as much.
+  // Memory: 56 bytes for every entry of a round at the very most; for hashes as MixKey makes them
+  // some 500 KiB, with thousands of sections several times as much.
   explicit KeyWindows(const KeyRounds* rounds);
 
   // Goes to the hashes [first, last] of the round, which are not empty.

@@ -52,9 +52,7 @@ class Sections {
 
   struct Walked {
     Status status;
-    std::vector<KeyVersion> versions;  // All that come out, windows put together.
-    std::vector<std::uint64_t> of_version;
-    std::vector<Place> places;
+    std::vector<KeyVersion> versions;            // All that come out, windows put together.
     std::uint64_t rounds = 0, split_rounds = 0;  // That end within a grain.
     std::vector<std::byte> bytes;                // Section by section.
   };
@@ -100,12 +98,12 @@ class Sections {
         if (begin == end) continue;
         windows.Start(std::max(rounds->first(), begin * grain),
                       std::min(rounds->last(), end * grain - 1));
-        TERRACE_RETURN_IF_ERROR(WalkWindows(*rounds, &windows, walked));
+        TERRACE_RETURN_IF_ERROR(WalkWindows(&windows, walked));
       }
     }
   }
 
-  static Status WalkWindows(const KeyRounds& rounds, KeyWindows* windows, Walked* walked) {
+  static Status WalkWindows(KeyWindows* windows, Walked* walked) {
     std::vector<KeyVersion>& all = walked->versions;
     while (!windows->done()) {
       TERRACE_ASSIGN_OR_RETURN(const std::span<const KeyVersion> window, windows->Next());
@@ -113,10 +111,6 @@ class Sections {
       EXPECT_TRUE(all.empty() || all.back().hash < window.front().hash) << "split from its like";
       EXPECT_LE(window.back().hash, windows->end());
       all.insert(all.end(), window.begin(), window.end());
-      for (const KeyVersion& v : window) {
-        walked->of_version.push_back(rounds.VersionOf(v));
-        walked->places.push_back(rounds.PlaceOf(v));
-      }
     }
     return OkStatus();
   }
@@ -133,12 +127,9 @@ using Version = std::tuple<std::uint64_t, std::uint32_t, std::uint64_t, std::uin
 
 std::vector<Version> VersionsOf(const Sections::Walked& walked) {
   std::vector<Version> all;
-  for (std::size_t i = 0; i < walked.versions.size(); ++i) {
-    const KeyVersion& v = walked.versions[i];
-    const Place place = walked.places[i];
-    EXPECT_EQ(SlotOfPlace(place), v.source());
-    all.push_back(
-        {v.hash, v.source(), SequenceOf(walked.of_version[i]), RowOfPlace(place), v.deletion()});
+  for (const KeyVersion& v : walked.versions) {
+    all.push_back({v.hash, SlotOfPlace(v.place), SequenceOf(v.version), RowOfPlace(v.place),
+                   IsDeletion(v.version)});
   }
   return all;
 }

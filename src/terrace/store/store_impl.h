@@ -218,11 +218,11 @@ class StoreImpl final : public Store {
   // Reads the key sections of the files and fills both indexes, which are empty; counts what is
   // stale. visit: as of Recover.
   Status BuildIndex(const std::vector<FilePtr>& files,
-                    const std::function<void(std::uint64_t)>& visit)
-      TERRACE_EXCLUDES(read_mu_, mu_);
-  // Takes the round that was read, on all threads for reading.
-  Status TakeRound(KeyRounds* rounds, std::span<const std::unique_ptr<KeyShare>> shares,
-                   std::span<RunningChecksum> checksums) TERRACE_REQUIRES(read_mu_);
+                    const std::function<void(std::uint64_t)>& visit) TERRACE_EXCLUDES(mu_);
+  // Takes the round that was read.
+  static Status TakeRound(WorkerGroup* workers, KeyRounds* rounds,
+                          std::span<const std::unique_ptr<KeyShare>> shares,
+                          std::span<RunningChecksum> checksums);
   // What a share found and did not put into the index.
   Status TakeFound(KeyShare* share, const std::function<void(std::uint64_t)>& visit)
       TERRACE_EXCLUDES(mu_);

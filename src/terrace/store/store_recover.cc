@@ -17,9 +17,16 @@ namespace {
 // takes: a round costs what each file does, and threads that wait for one another at its end.
 constexpr std::uint64_t kRecoveryBytes = std::uint64_t{16} << 20;
 constexpr std::uint64_t kBytesOfAKey = 1;
-// Parts of a round a thread, so that one which shares its core, or makes requests, holds up the
-// others little.
-constexpr std::size_t kSharesOfAThread = 4;
+// Parts of a round a thread, each of which costs something for every file. The later ones are
+// smaller: a thread that shares its core, or makes requests, holds up the others by the last one.
+constexpr std::uint64_t kSharesOfAThread = 4;
+// Those of a round's ranges that come before part `i` of so many parts, as many a thread.
+std::uint64_t RangesBefore(std::uint64_t ranges, std::uint64_t i, std::uint64_t parts) {
+  const std::uint64_t sizes = std::min(parts, kSharesOfAThread), threads = parts / sizes;
+  std::uint64_t before = 0;
+  for (std::uint64_t part = 0; part < i; ++part) before += sizes - part / threads;
+  return ranges * before / (threads * sizes * (sizes + 1) / 2);
+}
 // Requests in flight: those of a round, which nobody hands on while all threads are at work.
 constexpr std::uint64_t kMostRequests = 1024;
 
@@ -30,13 +37,8 @@ constexpr std::uint64_t kMostRequests = 1024;
 class StoreImpl::KeyShare {
  public:
   KeyShare(const KeyRounds* rounds, std::span<const FilePtr> files, RowIndex* index, bool visits)
-      : rounds_(rounds),
-        files_(files),
-        index_(index),
-        visits_(visits),
-        windows_(rounds),
-        counts_(files.size()) {
-    // As KeyRounds::PlaceOf has it.
+      : files_(files), index_(index), visits_(visits), windows_(rounds), counts_(files.size()) {
+    // As KeyVersion::place has it.
     for (std::size_t f = 0; f < files.size(); ++f) TERRACE_CHECK(files[f]->slot == f);
   }
 
@@ -72,32 +74,39 @@ class StoreImpl::KeyShare {
     std::uint64_t stale = 0, deletions = 0;
   };
 
+  // The newest version of a key has the greatest sequence, and of two copies it is the one in the
+  // younger file. No processor foresees whether a key has another version: nothing branches on it.
   void TakeWindow(std::span<const KeyVersion> window) {
-    const std::size_t before = rows_.size();
-    rows_.resize(before + window.size());
-    KeyPlace* row = rows_.data() + before;
-    for (std::size_t i = 0; i < window.size();) {
-      // The newest version of a key has the greatest sequence, and of two copies the one in the
-      // younger file.
-      KeyVersion newest = window[i];
-      for (++i; i < window.size() && window[i].hash == newest.hash; ++i) {
-        KeyVersion other = window[i];
-        if (SequenceOf(rounds_->VersionOf(other)) >= SequenceOf(rounds_->VersionOf(newest))) {
-          std::swap(newest, other);
-        }
-        ++counts_[other.source()].stale;
-      }
-      if (newest.deletion()) {
-        ++counts_[newest.source()].deletions;
-        deletions.push_back({newest.hash, rounds_->PlaceOf(newest)});
-      } else {
-        *row++ = {newest.hash, rounds_->PlaceOf(newest)};
-      }
+    if (window.empty()) return;
+    std::size_t row =
+        rows_.size() - 1;  // Of the newest version so far, in rows_: at first of none.
+    rows_.resize(rows_.size() + window.size());
+    KeyPlace* const rows = rows_.data();
+    KeyVersion newest = {~window[0].hash, 0, 0};
+    const auto take_deletion = [&] {
+      ++counts_[SlotOfPlace(newest.place)].deletions;
+      deletions.push_back({newest.hash, newest.place});
+      --row;
+    };
+    for (const KeyVersion& next : window) {
+      const std::uint64_t same = next.hash == newest.hash ? 1 : 0;
+      if (IsDeletion(newest.version) && same == 0) [[unlikely]]
+        take_deletion();
+      const std::uint64_t newer =
+          (same ^ 1) | (SequenceOf(next.version) >= SequenceOf(newest.version) ? 1 : 0);
+      // The lesser of two leads nowhere, nor does any where there is one.
+      const std::uint64_t mask = 0 - newer;
+      counts_[SlotOfPlace(next.place ^ ((next.place ^ newest.place) & mask))].stale += same;
+      newest.hash = next.hash;
+      newest.place ^= (newest.place ^ next.place) & mask;
+      newest.version ^= (newest.version ^ next.version) & mask;
+      row += same ^ 1;
+      rows[row] = {newest.hash, newest.place};
     }
-    rows_.resize(static_cast<std::size_t>(row - rows_.data()));
+    if (IsDeletion(newest.version)) take_deletion();
+    rows_.resize(row + 1);
   }
 
-  const KeyRounds* const rounds_;
   const std::span<const FilePtr> files_;
   RowIndex* const index_;
   const bool visits_;
@@ -106,31 +115,27 @@ class StoreImpl::KeyShare {
   RawVector<KeyPlace> rows_;    // That are not in the index yet.
 };
 
-Status StoreImpl::TakeRound(KeyRounds* rounds, std::span<const std::unique_ptr<KeyShare>> shares,
+Status StoreImpl::TakeRound(WorkerGroup* workers, KeyRounds* rounds,
+                            std::span<const std::unique_ptr<KeyShare>> shares,
                             std::span<RunningChecksum> checksums) {
   const std::uint64_t first = rounds->first() / kFillGrain;
   const std::uint64_t ranges = rounds->last() / kFillGrain - first + 1;
   std::vector<Status> taken(shares.size());
   const auto caller = std::this_thread::get_id();
   const auto take = [&](int task) {
-    // Requests, which cost time as well, while the other threads have begun.
+    // Requests, while the other threads have begun.
     if (std::this_thread::get_id() == caller) rounds->ReadAhead();
     const auto i = static_cast<std::size_t>(task);
     for (std::size_t f = i; f < checksums.size(); f += shares.size()) {
       checksums[f].Update(rounds->fresh(f));
     }
-    const std::uint64_t begin = first + ranges * i / shares.size();
-    const std::uint64_t end = first + ranges * (i + 1) / shares.size();
+    const std::uint64_t begin = first + RangesBefore(ranges, i, shares.size());
+    const std::uint64_t end = first + RangesBefore(ranges, i + 1, shares.size());
     if (begin == end) return;
     taken[i] = shares[i]->Take(std::max(rounds->first(), begin * kFillGrain),
                                std::min(rounds->last(), end * kFillGrain - 1));
   };
-  const int tasks = static_cast<int>(shares.size());
-  if (read_workers_ == nullptr) {
-    for (int task = 0; task < tasks; ++task) take(task);
-  } else {
-    read_workers_->Run(tasks, take);
-  }
+  workers->Run(static_cast<int>(shares.size()), take);
   for (const Status& status : taken) TERRACE_RETURN_IF_ERROR(status);
   return OkStatus();
 }
@@ -147,7 +152,6 @@ Status StoreImpl::TakeFound(KeyShare* share, const std::function<void(std::uint6
 Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files,
                              const std::function<void(std::uint64_t)>& visit) {
   if (files.empty()) return OkStatus();
-  MutexLock reading(&read_mu_);
   ReadQueueOptions queue_options = options_.read_queue;
   queue_options.depth =
       std::max(queue_options.depth,
@@ -171,10 +175,13 @@ Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files,
     MutexLock lock(&mu_);
     index = index_.get();
   }
+  // One more in the background: making a round's requests blocks where the disk's own queue is
+  // full, which took the caller two fifths of his time.
+  WorkerGroup workers("store-open",
+                      options_.read_threads + (options_.background_compaction ? 1 : 0), nullptr,
+                      ThreadPriority::kYielding);
   std::vector<std::unique_ptr<KeyShare>> shares(
-      read_workers_ == nullptr
-          ? 1
-          : static_cast<std::size_t>(read_workers_->size()) * kSharesOfAThread);
+      workers.size() == 1 ? 1 : static_cast<std::size_t>(options_.read_threads) * kSharesOfAThread);
   for (auto& share : shares) {
     share = std::make_unique<KeyShare>(rounds.get(), files, index, static_cast<bool>(visit));
   }
@@ -182,7 +189,7 @@ Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files,
   while (true) {
     TERRACE_ASSIGN_OR_RETURN(const bool more, rounds->Next());
     if (!more) break;
-    TERRACE_RETURN_IF_ERROR(TakeRound(rounds.get(), shares, checksums));
+    TERRACE_RETURN_IF_ERROR(TakeRound(&workers, rounds.get(), shares, checksums));
     for (const auto& share : shares) TERRACE_RETURN_IF_ERROR(TakeFound(share.get(), visit));
   }
   read_bytes_.fetch_add(rounds->bytes_read(), std::memory_order_relaxed);
