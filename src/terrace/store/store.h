@@ -145,7 +145,8 @@ struct StoreOptions {
   // a scan where they lie densely.
   std::uint64_t merge_gap_bytes = std::uint64_t{16} << 10;
   // Threads that check and copy what was read, the caller of Read one of them, and that build the
-  // index at an opening; the others yield to training.
+  // index at an opening, then with one more where there is a background; the others yield to
+  // training.
   int read_threads = 1;
   // false: compaction runs inside Write, when due, and Write itself writes (depth 0).
   bool background_compaction = true;
