@@ -20,7 +20,8 @@ constexpr std::uint64_t kBytesOfAKey = 1;
 // Parts of a round a thread, each of which costs something for every file. The later ones are
 // smaller: a thread that shares its core, or makes requests, holds up the others by the last one.
 constexpr std::uint64_t kSharesOfAThread = 4;
-// Those of a round's ranges that come before part `i` of so many parts, as many a thread.
+// Of a round's ranges so many lie before part `i`: of four parts a thread the first ones have 4
+// tenths of what is a thread's, the next ones 3, 2 and 1.
 std::uint64_t RangesBefore(std::uint64_t ranges, std::uint64_t i, std::uint64_t parts) {
   const std::uint64_t sizes = std::min(parts, kSharesOfAThread), threads = parts / sizes;
   std::uint64_t before = 0;
