@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "terrace/io/faulty_file_system.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/io/testing/test_data.h"
 #include "terrace/store/parameter_file.h"
@@ -45,9 +46,11 @@ TEST(StoreRecover, TheSameByOneThreadAndByMany) {
     const StoreStats before = harness.store()->stats();
     ASSERT_GT(before.files, 8u);
     ASSERT_GT(before.stale_bytes, 0u);
-    for (const int threads : {1, 2, 5}) {
-      SCOPED_TRACE(threads);
-      harness.options()->read_threads = threads;
+    for (int i = 0; i < 6; ++i) {
+      SCOPED_TRACE(i);
+      constexpr int kThreads[] = {1, 2, 5};
+      harness.options()->read_threads = kThreads[i % 3];
+      harness.options()->background_compaction = i < 3;  // With a thread more.
       TERRACE_ASSERT_OK(harness.Reopen(1));
       const StoreStats after = harness.store()->stats();
       EXPECT_EQ(after.live_rows, before.live_rows);
@@ -62,6 +65,24 @@ TEST(StoreRecover, TheSameByOneThreadAndByMany) {
     TERRACE_ASSERT_OK(harness.store()->CompactNow());
     TERRACE_ASSERT_OK(harness.CheckAll());
   }
+}
+
+// Buffers that hold a part of what there is bring it in many reads.
+TEST(StoreRecover, BuffersKeepToTheirBytes) {
+  MemoryFileSystem memory;
+  FaultyFileSystem fs(&memory, {});
+  StoreHarness harness(&fs, kQuota, RecoverOptions());
+  MakeRows(&harness, 30'000);
+  std::uint64_t reads[2];
+  for (const int limited : {0, 1}) {
+    if (limited == 1) harness.options()->most_open_bytes = 128 << 10;
+    fs.SetRules({});
+    TERRACE_ASSERT_OK(harness.Reopen(1));
+    reads[limited] = fs.operations(FileOperation::kRead);
+    TERRACE_ASSERT_OK(harness.CheckAll());
+  }
+  const std::uint64_t sections = 30'000 * kKeyEntryBytes;  // At least.
+  EXPECT_GE(reads[1], reads[0] + sections / (64 << 10));
 }
 
 // More than one round of reads. own_ranges: each file of a write has a range of hashes of its own.
