@@ -63,8 +63,7 @@ std::vector<std::string> RunStores::directories() const {
   return all;
 }
 
-StoreOptions RunStores::MakeOptions(DiskQuota* quota, const Job& job, const Options& options,
-                                    const Entry& entry) {
+StoreOptions RunStores::MakeOptions(const Job& job, const Options& options, const Entry& entry) {
   StoreOptions store;
   store.directory = entry.directory;
   store.table = entry.table_name;
@@ -95,21 +94,12 @@ StoreOptions RunStores::MakeOptions(DiskQuota* quota, const Job& job, const Opti
   }
   store.background_compaction = options.background;
   store.read_only = options.read_only;
-  store.on_pressure = [this, quota,
-                       drop = options.drop_oldest](std::uint64_t bytes) -> Result<bool> {
-    if (bytes > 0) {
-      const std::uint64_t used = quota->used();
-      TERRACE_RETURN_IF_ERROR(MakeRoom(bytes));
-      if (quota->HasFree(bytes) || quota->used() < used) return true;
-    }
-    return drop && drop();
-  };
+  store.on_pressure = [this](std::uint64_t bytes) { return GiveRoom(bytes); };
   if (!options.expiry.empty()) store.expiry = options.expiry[entry.table];
   return store;
 }
 
-Status RunStores::FindDisks(FileSystem* fs, Clock* clock, DiskQuota* quota, const Job& job,
-                            const Options& options) {
+Status RunStores::FindDisks(FileSystem* fs, Clock* clock, const Job& job, const Options& options) {
   std::set<std::string> folders;
   for (const Entry& entry : stores_) folders.insert(DiskFolder(entry.directory));
   for (const std::string& folder : folders) {
@@ -120,10 +110,10 @@ Status RunStores::FindDisks(FileSystem* fs, Clock* clock, DiskQuota* quota, cons
     }
     ReadCostOptions cost;
     cost.folder = folder;
-    cost.read_queue = MakeOptions(quota, job, options, stores_.front()).read_queue;
+    cost.read_queue = MakeOptions(job, options, stores_.front()).read_queue;
     cost.direct_io = job.ssd.direct;
     cost.read_only = options.read_only;
-    cost.quota = quota;
+    cost.quota = quota_;
     TERRACE_ASSIGN_OR_RETURN(KnownReadCost known, FindReadCost(fs, clock, cost));
     disks_.push_back({folder, std::move(known)});
   }
@@ -151,16 +141,15 @@ Result<std::unique_ptr<RunStores>> RunStores::Create(FileSystem* fs, Clock* cloc
                                                      RunFolder* run, const Job& job,
                                                      const ModelPlan& plan,
                                                      const Options& options) {
-  auto stores = std::make_unique<RunStores>();
+  std::unique_ptr<RunStores> stores(new RunStores(quota, options.drop_oldest));
   stores->stores_ = MakeEntries(job, plan, *run);
   for (Entry& entry : stores->stores_) {
     TERRACE_RETURN_IF_ERROR(RemoveTree(fs, entry.directory));
   }
-  TERRACE_RETURN_IF_ERROR(stores->FindDisks(fs, clock, quota, job, options));
+  TERRACE_RETURN_IF_ERROR(stores->FindDisks(fs, clock, job, options));
   for (Entry& entry : stores->stores_) {
     TERRACE_ASSIGN_OR_RETURN(
-        entry.store,
-        Store::Create(fs, clock, quota, stores->MakeOptions(quota, job, options, entry)));
+        entry.store, Store::Create(fs, clock, quota, stores->MakeOptions(job, options, entry)));
   }
   return stores;
 }
@@ -170,7 +159,7 @@ Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock,
                                                    const ModelPlan& plan, const Options& options,
                                                    const Checkpoint& checkpoint,
                                                    std::span<const Checkpoint> kept) {
-  auto stores = std::make_unique<RunStores>();
+  std::unique_ptr<RunStores> stores(new RunStores(quota, options.drop_oldest));
   stores->stores_ = MakeEntries(job, plan, *run);
   auto find = [](const Checkpoint& in, const Entry& entry) -> const Checkpoint::StoreManifest* {
     for (const Checkpoint::StoreManifest& store : in.stores) {
@@ -190,7 +179,7 @@ Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock,
     entry.index = manifest->index;
     entry.directory = run->ResolveDirectory(manifest->directory);
   }
-  TERRACE_RETURN_IF_ERROR(stores->FindDisks(fs, clock, quota, job, options));
+  TERRACE_RETURN_IF_ERROR(stores->FindDisks(fs, clock, job, options));
   // Each builds its index on its threads for reading.
   const auto open = [&](Entry* entry) -> Status {
     std::vector<ManifestReference> references;
@@ -199,9 +188,8 @@ Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock,
         references.push_back(reference->manifest);
     }
     TERRACE_ASSIGN_OR_RETURN(
-        entry->store,
-        Store::Open(fs, clock, quota, stores->MakeOptions(quota, job, options, *entry),
-                    find(checkpoint, *entry)->manifest, references));
+        entry->store, Store::Open(fs, clock, quota, stores->MakeOptions(job, options, *entry),
+                                  find(checkpoint, *entry)->manifest, references));
     return OkStatus();
   };
   const std::size_t count = stores->stores_.size();
@@ -252,9 +240,13 @@ void RunStores::OpenReserve() {
   for (Entry& entry : stores_) entry.store->OpenReserve();
 }
 
-Status RunStores::MakeRoom(std::uint64_t bytes) {
-  for (Entry& entry : stores_) TERRACE_RETURN_IF_ERROR(entry.store->MakeRoom(bytes));
-  return OkStatus();
+Result<bool> RunStores::GiveRoom(std::uint64_t bytes) {
+  if (bytes > 0) {
+    const std::uint64_t used = quota_->used();
+    for (Entry& entry : stores_) TERRACE_RETURN_IF_ERROR(entry.store->MakeRoom(bytes));
+    if (quota_->HasFree(bytes) || quota_->used() < used) return true;
+  }
+  return drop_oldest_ && drop_oldest_();
 }
 
 void RunStores::WantSweep(std::size_t table) {

@@ -8,6 +8,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "terrace/base/clock.h"
@@ -58,8 +59,10 @@ class RunStores {
   Status Drop(std::uint64_t id);
   void SetKeepFree(std::uint64_t bytes);
   void OpenReserve();
-  // Compacts what frees space at once, until so many bytes of the quota are free. Thread-safe.
-  Status MakeRoom(std::uint64_t bytes);
+  // For so many free bytes of the quota, or 0 where an index has too few places for files: what all
+  // stores can free at once, or else the oldest checkpoint. False: nothing was left to give.
+  // Thread-safe.
+  Result<bool> GiveRoom(std::uint64_t bytes);
   void WantSweep(std::size_t table);
   StoreStats stats() const;  // Sums.
   std::uint64_t index_bytes() const;
@@ -89,14 +92,14 @@ class RunStores {
     std::uint64_t expected_rows = 0;
     std::unique_ptr<Store> store;
   };
-  StoreOptions MakeOptions(DiskQuota* quota, const Job& job, const Options& options,
-                           const Entry& entry);
+  RunStores(DiskQuota* quota, std::function<bool()> drop_oldest)
+      : quota_(quota), drop_oldest_(std::move(drop_oldest)) {}
+  StoreOptions MakeOptions(const Job& job, const Options& options, const Entry& entry);
   int Openers(const Options& options) const;  // Stores that are opened at a time.
   // Whether the job asks for the index that the checkpoint's store has.
   static Status CheckIndex(const TablePlan& table, const Checkpoint::StoreManifest& manifest);
   // Finds what reads cost on each disk, where the job wants to know. A reader writes nothing.
-  Status FindDisks(FileSystem* fs, Clock* clock, DiskQuota* quota, const Job& job,
-                   const Options& options);
+  Status FindDisks(FileSystem* fs, Clock* clock, const Job& job, const Options& options);
   // What the job's compaction may let the run hold.
   Status FindMostBytes(FileSystem* fs, const Job& job);
   // Whether reads are planned by what they cost.
@@ -105,6 +108,8 @@ class RunStores {
   }
   static std::vector<Entry> MakeEntries(const Job& job, const ModelPlan& plan,
                                         const RunFolder& run);
+  DiskQuota* const quota_;  // Borrowed; null for readers.
+  const std::function<bool()> drop_oldest_;
   std::vector<Entry> stores_;     // By table, then shard.
   std::vector<Disk> disks_;       // Empty: the job does not ask.
   std::uint64_t most_bytes_ = 0;  // 0: the job does not ask.

@@ -178,12 +178,10 @@ Status TrainingRun::ReserveForLastCheckpoint() {
   const std::uint64_t needed = CheckpointBytes() + job_.ssd.file_bytes;
   stores_->SetKeepFree(needed);
   quota_has_room_ = quota_->HasFree(4 * needed);
-  if (quota_has_room_ || quota_->HasFree(needed)) return OkStatus();
-  // In the order of a write under pressure: what compaction frees, then old checkpoints.
-  do {
-    TERRACE_RETURN_IF_ERROR(stores_->MakeRoom(needed));
-    if (quota_->HasFree(needed)) return OkStatus();
-  } while (DropOldest());
+  for (bool given = true; given && !quota_->HasFree(needed);) {
+    TERRACE_ASSIGN_OR_RETURN(given, stores_->GiveRoom(needed));
+  }
+  if (quota_->HasFree(needed)) return OkStatus();
   MutexLock lock(&stop_mu_);
   if (stop_after_checkpoint_.ok()) {
     // For the next checkpoint as much again as for this one.
