@@ -160,4 +160,10 @@ void RaiseOpenFileLimit() {
   (void)setrlimit(RLIMIT_NOFILE, &limit);  // A refusal leaves the limit; opening beyond it says so.
 }
 
+std::uint64_t OpenFileLimit() {
+  rlimit limit{};
+  const bool known = getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  return known ? limit.rlim_cur : ~std::uint64_t{0};
+}
+
 }  // namespace terrace

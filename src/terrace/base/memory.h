@@ -78,5 +78,6 @@ void EndUnlessMemoryLeft(std::uint64_t bytes);
 // Raises the limit of open files to what the system allows this process: a store keeps its files
 // open.
 void RaiseOpenFileLimit();
+std::uint64_t OpenFileLimit();
 
 }  // namespace terrace

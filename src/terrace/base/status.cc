@@ -76,6 +76,9 @@ Status ErrnoError(int error_number, std::string_view what, std::string_view path
     case ENOSPC:
     case EDQUOT:
       return IoError(message + " (free space there)");
+    case EMFILE:
+    case ENFILE:
+      return IoError(message + " (raise that limit: ulimit -n)");
     case ENOMEM:
       return OutOfMemoryError(std::move(message));
     case EWOULDBLOCK:

@@ -68,7 +68,7 @@ class NullStore final : public Store {
     return OkStatus();
   }
   Status CompactNow() override { return OkStatus(); }
-  void SetKeepFree(std::uint64_t /*bytes*/) override {}
+  void SetKeepFree(std::uint64_t /*bytes*/, std::uint64_t /*files*/) override {}
   void OpenReserve() override {}
   Status MakeRoom(std::uint64_t /*bytes*/) override { return OkStatus(); }
   void SetHolder(RowHolder* /*holder*/) override {}  // Nothing expires in it.

@@ -194,17 +194,22 @@ Result<std::uint64_t> RowCacheImpl::FlushPart(DirtyWalk* walk, bool pinned, bool
   return appended;
 }
 
+std::uint64_t RowCacheImpl::dirty_writes() const {
+  const std::uint64_t rows =
+      dirty_rows_.load(std::memory_order_relaxed) + write_back_->unwritten_rows();
+  // Every full buffer, the rests of those that are there, and the last one of each kind are a write
+  // of each store, which has its share of the rows.
+  return rows == 0 ? 0 : rows / write_back_->buffer_rows() + 3 * (write_back_->hot_apart() ? 2 : 1);
+}
+
 std::uint64_t RowCacheImpl::dirty_bytes() const {
   const std::uint64_t rows = dirty_rows_.load(std::memory_order_relaxed);
   const std::uint64_t appended = write_back_->unwritten_rows();
   if (rows + appended == 0) return 0;
-  // Every full buffer, the rests of those that are there, and the last one of each kind are a write
-  // of each store, which has its share of the rows.
-  const std::uint64_t writes =
-      (rows + appended) / write_back_->buffer_rows() + 3 * (write_back_->hot_apart() ? 2 : 1);
   // Evictions before the flush may bring them, in any order.
   const std::uint64_t others = appended + std::min(rows, write_back_->most_rows() - appended);
-  return MostWriteBytes(stores_, rows + appended, rows + appended - others, writes);
+  return MostWriteBytes(stores_, rows + appended, rows + appended - others,
+                        std::max<std::uint64_t>(1, dirty_writes()));
 }
 
 std::uint64_t RowCacheImpl::likely_dirty_bytes() const {

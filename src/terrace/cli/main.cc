@@ -176,7 +176,8 @@ void AddPredict(CLI::App* app, CommonArguments* common, Command* chosen) {
       ->type_name("FILE...");
   command
       ->add_option("--output", arguments->output,
-                   "The file to write; nan for a bad line, nothing for a header")
+                   "The file to write; nan for a bad line, nothing for a header; .gz and .zst are "
+                   "compressed")
       ->required();
   command->footer("Example: terrace predict runs/criteo --data new.tsv --output clicks.txt");
   AddCommon(command, common);

@@ -53,7 +53,9 @@ class GroupStore final : public Store {
   Status ForEachRow(std::uint64_t buffer_bytes,
                     const std::function<Status(const RowView&)>& visit) override;
   Status CompactNow() override;
-  void SetKeepFree(std::uint64_t bytes) override { inner_->SetKeepFree(bytes); }
+  void SetKeepFree(std::uint64_t bytes, std::uint64_t files) override {
+    inner_->SetKeepFree(bytes, files);
+  }
   void OpenReserve() override { inner_->OpenReserve(); }
   Status MakeRoom(std::uint64_t bytes) override { return inner_->MakeRoom(bytes); }
   void SetHolder(RowHolder* /*holder*/) override {}

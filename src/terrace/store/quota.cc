@@ -52,6 +52,14 @@ bool DiskQuota::TryReserve(std::uint64_t bytes, std::uint64_t keep_free) {
   return true;
 }
 
+bool DiskQuota::TakeFiles(std::uint64_t files, std::uint64_t keep_free) {
+  std::uint64_t now = files_.load(std::memory_order_relaxed);
+  do {
+    if (now + files + keep_free > limit_files_) return false;
+  } while (!files_.compare_exchange_weak(now, now + files, std::memory_order_relaxed));
+  return true;
+}
+
 void DiskQuota::Release(std::uint64_t bytes) {
   const std::uint64_t before = used_.fetch_sub(bytes, std::memory_order_relaxed);
   TERRACE_CHECK(before >= bytes);

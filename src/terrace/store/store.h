@@ -29,11 +29,12 @@ namespace terrace {
 constexpr std::uint64_t WholeBlocks(std::uint64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 // The bytes that a run may hold on disk, in stores, checkpoints and its other files, each block
-// counted once. Thread-safe. Reserve before writing, settle with what was written, give back when a
-// file is removed.
+// counted once, and the parameter files that its stores may have open. Thread-safe. Reserve before
+// writing, settle with what was written, give back when a file is removed.
 class DiskQuota {
  public:
-  explicit DiskQuota(std::uint64_t limit_bytes) : limit_(limit_bytes) {}
+  explicit DiskQuota(std::uint64_t limit_bytes, std::uint64_t limit_files = ~std::uint64_t{0})
+      : limit_(limit_bytes), limit_files_(limit_files) {}
   // Somebody who holds bytes that he could do without. While it lives, `give` is called when a
   // reservation does not fit, before it is tried once more, on the reserving thread.
   class Reclaimer {
@@ -61,12 +62,23 @@ class DiskQuota {
   std::uint64_t peak() const { return peak_.load(std::memory_order_relaxed); }
   std::uint64_t limit() const { return limit_; }
 
+  // False: as many, and `keep_free` more, can't be open besides those that are.
+  bool TakeFiles(std::uint64_t files, std::uint64_t keep_free);
+  bool HasFreeFiles(std::uint64_t files) { return TakeFiles(0, files); }
+  // Of those that are open by now, whatever the limit; fewer than none give some back.
+  void ChangeFiles(std::int64_t files) {
+    files_.fetch_add(static_cast<std::uint64_t>(files), std::memory_order_relaxed);
+  }
+  std::uint64_t files() const { return files_.load(std::memory_order_relaxed); }
+  std::uint64_t limit_files() const { return limit_files_; }
+
  private:
   // Has all reclaimers give what they can.
   void Reclaim() TERRACE_EXCLUDES(mu_);
   bool TryReserve(std::uint64_t bytes, std::uint64_t keep_free);
 
-  const std::uint64_t limit_;
+  const std::uint64_t limit_, limit_files_;
+  std::atomic<std::uint64_t> files_{0};
   std::atomic<std::uint64_t> used_{0};
   std::atomic<std::uint64_t> peak_{0};
   Mutex mu_;  // Before those of the reclaimers.
@@ -296,9 +308,9 @@ class Store {
   virtual Status CompactNow() = 0;
 
   // Bytes of the quota that Write, compaction that frees no file at once and the second of two
-  // rewrites leave free from now on, for the last checkpoint and one compaction output.
-  // Thread-safe.
-  virtual void SetKeepFree(std::uint64_t bytes) = 0;
+  // rewrites leave free from now on, for the last checkpoint and one compaction output, and open
+  // files that Write leaves. Thread-safe.
+  virtual void SetKeepFree(std::uint64_t bytes, std::uint64_t files = 0) = 0;
   // Until the next SetKeepFree Write takes of them: the checkpoint that they are for is being
   // written. Thread-safe.
   virtual void OpenReserve() = 0;

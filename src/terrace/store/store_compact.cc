@@ -191,8 +191,10 @@ Status StoreImpl::CompactUntil(const std::function<bool()>& enough) {
   MutexLock compact(&compactor->mu);
   // No sweep: it takes too long.
   TERRACE_RETURN_IF_ERROR(RemoveGone());
-  for (bool more = true; more && !enough();) {
+  AwaitRemovals();
+  for (bool more = true; !enough() && more;) {
     TERRACE_RETURN_IF_ERROR(CompactRound(compactor, RoundFor::kSpace, &more));
+    AwaitRemovals();
   }
   return OkStatus();
 }
@@ -261,7 +263,7 @@ Status StoreImpl::CompactRound(Compactor* compactor, RoundFor whom, bool* more) 
 }
 
 bool StoreImpl::ReserveRound(const Compaction& round) {
-  if (!ReserveSlots(round.files, /*spare=*/0)) return false;
+  if (!ReserveSlots(round.files, /*spare=*/0, /*keep_files=*/0)) return false;
   // What frees no space at once must leave the last checkpoint its share, and so must the second of
   // two rounds: a checkpoint counts on the space of one.
   const bool keeps_free = !round.frees || !round.alone;
@@ -289,7 +291,7 @@ void StoreImpl::ReleaseFiles(Compaction* round) {
 
 bool StoreImpl::GoneToRemove() const {
   for (const FilePtr& file : retired_) {
-    if (IsGone(file)) return true;
+    if (file->named_by == 0 && IsUnread(file)) return true;
   }
   return false;
 }

@@ -37,6 +37,12 @@ std::uint32_t StoreImpl::TakeSlot() {
   return static_cast<std::uint32_t>(slots_.size() - 1);
 }
 
+void StoreImpl::CountFiles() {
+  if (quota_ == nullptr) return;
+  quota_->ChangeFiles(static_cast<std::int64_t>(used_slots() - counted_slots_));
+  counted_slots_ = used_slots();
+}
+
 void StoreImpl::Register(const FilePtr& file, bool live) {
   file->slot = TakeSlot();
   file->live = live;
@@ -72,11 +78,10 @@ std::vector<FilePtr> StoreImpl::LiveFiles() const {
   return files;
 }
 
-bool StoreImpl::IsGone(const FilePtr& file) {
+bool StoreImpl::IsUnread(const FilePtr& file) {
   // The table and the list of retired files hold it; new holders come only through the table, under
   // the lock, and only of files that are not retired: a count without others stays so.
-  const long own = file->slot == kMaxFileSlots ? 1 : 2;
-  return file->named_by == 0 && file.use_count() <= own;
+  return file.use_count() <= (file->slot == kMaxFileSlots ? 1 : 2);
 }
 
 Status StoreImpl::RemoveGone() {
@@ -85,24 +90,30 @@ Status StoreImpl::RemoveGone() {
   {
     MutexLock lock(&mu_);
     std::size_t kept = 0;
+    bool freed = false;
     for (FilePtr& file : retired_) {
-      if (!IsGone(file)) {
-        retired_[kept++] = std::move(file);
-        continue;
-      }
-      if (file->slot != kMaxFileSlots) {
+      const bool unread = IsUnread(file);
+      if (unread && file->slot != kMaxFileSlots) {
         slots_[file->slot].reset();
         free_slots_.push_back(file->slot);
         file->slot = kMaxFileSlots;
+        file->file.reset();  // What only a checkpoint names need not be open.
+        freed = true;
       }
-      gone.push_back(std::move(file));
+      if (unread && file->named_by == 0) {
+        gone.push_back(std::move(file));
+      } else {
+        retired_[kept++] = std::move(file);
+      }
     }
     retired_.resize(kept);
+    CountFiles();
+    if (freed) RoomMade();
+    if (!gone.empty()) ++removing_;
   }
   Status first;
   for (FilePtr& file : gone) {
     SyncPoint::Hit("store.drop.before_remove");
-    file->file.reset();
     if (KeepSpare(*file)) continue;
     const Status status = fs_->Remove(file->path);
     if (!status.ok() && status.code() != StatusCode::kNotFound) {
@@ -116,8 +127,15 @@ Status StoreImpl::RemoveGone() {
   if (!gone.empty()) {
     MutexLock lock(&mu_);
     RoomMade();
+    --removing_;
+    compacted_.NotifyAll();
   }
   return first;
+}
+
+void StoreImpl::AwaitRemovals() {
+  MutexLock lock(&mu_);
+  while (removing_ > 0) compacted_.Wait(&mu_);
 }
 
 void StoreImpl::Abandon(const std::vector<FilePtr>& files) {

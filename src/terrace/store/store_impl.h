@@ -107,11 +107,15 @@ class StoreImpl final : public Store {
   Status ForEachRow(std::uint64_t buffer_bytes,
                     const std::function<Status(const RowView&)>& visit) override;
   Status CompactNow() override;
-  void SetKeepFree(std::uint64_t bytes) override {
+  void SetKeepFree(std::uint64_t bytes, std::uint64_t files) override {
     keep_free_.store(bytes, std::memory_order_relaxed);  // Numbers; they order nothing.
     writes_keep_free_.store(bytes, std::memory_order_relaxed);
+    writes_keep_files_.store(files, std::memory_order_relaxed);
   }
-  void OpenReserve() override { writes_keep_free_.store(0, std::memory_order_relaxed); }
+  void OpenReserve() override {
+    writes_keep_free_.store(0, std::memory_order_relaxed);
+    writes_keep_files_.store(0, std::memory_order_relaxed);
+  }
   Status MakeRoom(std::uint64_t bytes) override;
   void SetHolder(RowHolder* holder) override;
   void WantSweep() override;
@@ -176,15 +180,19 @@ class StoreImpl final : public Store {
   std::uint64_t used_slots() const TERRACE_REQUIRES(mu_) {
     return slots_.size() - free_slots_.size() + reserved_slots_;
   }
+  // Tells the quota.
+  void CountFiles() TERRACE_REQUIRES(mu_);
   void Register(const FilePtr& file, bool live) TERRACE_REQUIRES(mu_);
   void Retire(StoredFile* file) TERRACE_REQUIRES(mu_);
   // One more record of the file at `place` is stale; retires a live file without newest records.
   void AddStale(Place place, bool was_deletion) TERRACE_REQUIRES(mu_);
-  // No manifest names the retired file and nobody reads it. REQUIRES: mu_ is held.
-  static bool IsGone(const FilePtr& file);
+  // The retired file is nobody's but the store's. REQUIRES: mu_ is held.
+  static bool IsUnread(const FilePtr& file);
   bool GoneToRemove() const TERRACE_REQUIRES(mu_);
   // Removes retired files that nothing names or reads, or keeps them as spares.
   Status RemoveGone() TERRACE_EXCLUDES(mu_);
+  // Blocks: until other threads have given back the space of what they are removing.
+  void AwaitRemovals() TERRACE_EXCLUDES(mu_);
   // A file that nobody needs any more, in the quota still: a new one overwrites it.
   struct Spare {
     std::string path;
@@ -272,9 +280,13 @@ class StoreImpl final : public Store {
   // Of the quota and of the index's file slots.
   Status ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files) TERRACE_REQUIRES(write_mu_)
       TERRACE_EXCLUDES(mu_);
-  // Of files that are to be written, `spare` more kept free; false: there are not so many.
-  bool ReserveSlots(std::uint64_t files, std::uint64_t spare) TERRACE_EXCLUDES(mu_);
+  // Of files that are to be written, `spare` more kept free, of those that the system lets the run
+  // open besides `keep_files`; false: there are not so many.
+  bool ReserveSlots(std::uint64_t files, std::uint64_t spare, std::uint64_t keep_files)
+      TERRACE_EXCLUDES(mu_);
   void ReleaseSlots(std::uint64_t files) TERRACE_EXCLUDES(mu_);
+  // Why there are not so many.
+  Status NoSlots(std::uint64_t files) const TERRACE_EXCLUDES(mu_);
   // Finds out which of the keys of which nothing is known are there.
   Status FindStored(std::span<SortedKey> order) TERRACE_EXCLUDES(mu_);
   struct Candidate;  // A key that is there if a record says so.
@@ -441,7 +453,9 @@ class StoreImpl final : public Store {
   std::vector<FilePtr> slots_ TERRACE_GUARDED_BY(mu_);
   std::vector<std::uint32_t> free_slots_ TERRACE_GUARDED_BY(mu_);
   std::uint64_t reserved_slots_ TERRACE_GUARDED_BY(mu_) = 0;  // Of files on their way.
+  std::uint64_t counted_slots_ TERRACE_GUARDED_BY(mu_) = 0;   // Used ones that the quota knows of.
   std::vector<FilePtr> retired_ TERRACE_GUARDED_BY(mu_);      // Not live; on disk still.
+  int removing_ TERRACE_GUARDED_BY(mu_) = 0;  // Threads that have taken some from there.
   std::vector<Spare> spares_ TERRACE_GUARDED_BY(mu_);
   std::map<std::uint64_t, Named> manifests_ TERRACE_GUARDED_BY(mu_);
   std::uint64_t last_manifest_ TERRACE_GUARDED_BY(mu_) = 0;
@@ -466,7 +480,7 @@ class StoreImpl final : public Store {
 
   // Relaxed atomics: counters for stats(), and a flag whose effect may come a little later.
   std::atomic<bool> stopping_{false};
-  std::atomic<std::uint64_t> keep_free_{0}, writes_keep_free_{0};
+  std::atomic<std::uint64_t> keep_free_{0}, writes_keep_free_{0}, writes_keep_files_{0};
   std::atomic<std::uint64_t> disk_bytes_{0};
   std::atomic<std::uint64_t> read_bytes_{0}, write_bytes_{0}, read_requests_{0};
   std::atomic<std::uint64_t> rows_read_{0}, rows_written_{0}, rows_compacted_{0}, compactions_{0};

@@ -122,7 +122,10 @@ StoreImpl::~StoreImpl() {
   reclaimer_.reset();
   Finish();
   // The files stay on disk; the next user of this quota counts what it finds there.
-  if (quota_ != nullptr) quota_->Release(disk_bytes_.load(std::memory_order_relaxed));
+  if (quota_ == nullptr) return;
+  quota_->Release(disk_bytes_.load(std::memory_order_relaxed));
+  MutexLock lock(&mu_);
+  quota_->ChangeFiles(-static_cast<std::int64_t>(counted_slots_));
 }
 
 void StoreImpl::Finish() {
@@ -349,6 +352,7 @@ Status StoreImpl::Recover(const ManifestReference& reference,
       Register(file, /*live=*/true);
       file->named_by = 1;
     }
+    CountFiles();
     manifests_[reference.id] = std::move(named);
     last_manifest_ = reference.id;
     sequence_ = manifest.sequence;

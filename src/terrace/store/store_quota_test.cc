@@ -123,9 +123,53 @@ TEST(StoreQuota, PlacesForFilesAreNotBytes) {
   EXPECT_TRUE(asked.empty());
   const Status refused = harness.Write(Range(4000, 5000));
   EXPECT_EQ(refused.code(), StatusCode::kIo);
-  EXPECT_NE(refused.message().find("ssd.file_size"), std::string::npos) << refused.message();
+  EXPECT_NE(refused.message().find("/run/rows/ads/shard-0 holds 4"), std::string::npos);
+  EXPECT_NE(refused.message().find("its index has places for 4096: choose larger files "
+                                   "(ssd.file_size) or more shards (ssd.shards)"),
+            std::string::npos)
+      << refused.message();
   EXPECT_EQ(asked, std::vector<std::uint64_t>(3, 0));
   TERRACE_ASSERT_OK(harness.CheckRead(Range(0, 5000)));
+}
+
+TEST(StoreQuota, OpenFilesAreTheStores) {
+  MemoryFileSystem fs;
+  StoreOptions options = StoreHarness::TinyOptions();
+  options.file_bytes = 64;  // A row each.
+  DiskQuota quota(std::uint64_t{1} << 30, /*limit_files=*/40);
+  const std::vector<std::byte> row(options.row_bytes);
+  ManifestReference manifest;
+  {
+    auto store = Store::Create(&fs, Clock::Real(), &quota, options);
+    TERRACE_ASSERT_OK(store.status());
+    const auto write = [&](std::uint64_t begin, std::uint64_t end) {
+      const std::vector<Key> keys = Range(begin, end);
+      return (*store)->Write(keys, std::vector<const std::byte*>(keys.size(), row.data()), {});
+    };
+    (*store)->SetKeepFree(4096, 10);
+    TERRACE_ASSERT_OK(write(0, 20));
+    EXPECT_EQ(quota.files(), 20u);
+    // Eight are compaction's, ten the last checkpoint's.
+    const Status refused = write(20, 24);
+    EXPECT_EQ(refused.code(), StatusCode::kIo);
+    EXPECT_NE(refused.message().find("ulimit -n"), std::string::npos) << refused.message();
+    EXPECT_EQ(quota.files(), 20u);
+    (*store)->OpenReserve();
+    TERRACE_ASSERT_OK(write(20, 30));
+    EXPECT_EQ(quota.files(), 30u);
+    auto committed = (*store)->Commit(1);
+    TERRACE_ASSERT_OK(committed.status());
+    manifest = *committed;
+    // Their first versions are in the manifest alone.
+    TERRACE_ASSERT_OK(write(0, 2));
+    TERRACE_ASSERT_OK(write(2, 3));
+    EXPECT_EQ(quota.files(), 31u);
+  }
+  EXPECT_EQ(quota.files(), 0u);
+  auto store = Store::Open(&fs, Clock::Real(), &quota, options, manifest,
+                           std::span<const ManifestReference>(&manifest, 1));
+  TERRACE_ASSERT_OK(store.status());
+  EXPECT_EQ(quota.files(), 30u);
 }
 
 TEST(StoreQuota, KeepFreeIsForTheLastCheckpoint) {

@@ -344,6 +344,7 @@ Status StoreImpl::PublishStaged(StagedFiles* staged, std::int64_t rows_change) {
       if (staged->deletion) file->live_deletions = file->info.rows;
     }
     reserved_slots_ -= std::exchange(staged->slots, 0);
+    CountFiles();
     staged_rows_ -= std::exchange(staged->rows, 0);
     rows_in_blocks_ += static_cast<std::uint64_t>(rows_change);
   }
@@ -356,9 +357,11 @@ Status StoreImpl::PublishStaged(StagedFiles* staged, std::int64_t rows_change) {
   return OkStatus();
 }
 
-bool StoreImpl::ReserveSlots(std::uint64_t files, std::uint64_t spare) {
+bool StoreImpl::ReserveSlots(std::uint64_t files, std::uint64_t spare, std::uint64_t keep_files) {
   MutexLock lock(&mu_);
   if (used_slots() + files + spare > index_->max_slots()) return false;
+  if (!quota_->TakeFiles(files, spare + keep_files)) return false;
+  counted_slots_ += files;
   reserved_slots_ += files;
   return true;
 }
@@ -366,19 +369,30 @@ bool StoreImpl::ReserveSlots(std::uint64_t files, std::uint64_t spare) {
 void StoreImpl::ReleaseSlots(std::uint64_t files) {
   MutexLock lock(&mu_);
   reserved_slots_ -= files;
+  CountFiles();
+}
+
+Status StoreImpl::NoSlots(std::uint64_t files) const {
+  MutexLock lock(&mu_);
+  if (used_slots() + files + kSlotsForCompaction > index_->max_slots()) {
+    return IoError(fmt::format(
+        "{} holds {} parameter files and is to get {} more, but its index has places for {}: "
+        "choose larger files (ssd.file_size) or more shards (ssd.shards)",
+        options_.directory, used_slots(), files, index_->max_slots()));
+  }
+  return IoError(fmt::format(
+      "{} is to get {} more parameter files, of which the run has {} open, and the system lets it "
+      "open {}, some of which are for compaction and a last checkpoint: raise that limit (ulimit "
+      "-n), or choose larger files (ssd.file_size)",
+      options_.directory, files, quota_->files(), quota_->limit_files()));
 }
 
 Status StoreImpl::ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files) {
   bool has_slots = true;
   const auto reserve = [&]() -> Status {
-    has_slots = ReserveSlots(files, kSlotsForCompaction);
-    if (!has_slots) {
-      MutexLock lock(&mu_);
-      return IoError(fmt::format(
-          "{} holds {} parameter files and is to get {} more, but its index has places for {}: "
-          "choose larger files (ssd.file_size) or more shards (ssd.shards)",
-          options_.directory, used_slots(), files, index_->max_slots()));
-    }
+    has_slots = ReserveSlots(files, kSlotsForCompaction,
+                             writes_keep_files_.load(std::memory_order_relaxed));
+    if (!has_slots) return NoSlots(files);
     const Status taken = TakeSpace(bytes, writes_keep_free_.load(std::memory_order_relaxed));
     if (!taken.ok()) ReleaseSlots(files);
     return taken;

@@ -6,6 +6,17 @@
 
 namespace terrace {
 
+namespace {
+
+// Distinct rows of a table that a validation holds at a time.
+std::size_t PeekedRows(const ModelPlan& plan, const TablePlan& table, std::uint32_t minibatch) {
+  constexpr std::size_t kBytes = 4 << 20;  // Of all tables, where a mini-batch needs no more.
+  return std::max(minibatch * table.slots.size(),
+                  kBytes / plan.tables.size() / table.schema.row_bytes());
+}
+
+}  // namespace
+
 std::vector<PlannedSlot> PlannedSlots(const ModelPlan& plan) {
   std::vector<PlannedSlot> slots;
   for (const SlotPlan& slot : plan.slots) {
@@ -33,19 +44,37 @@ std::vector<StepTable> StepTables(const ModelPlan& plan, std::uint64_t seed) {
   return tables;
 }
 
+std::uint32_t PeekProvider::BatchOf(std::uint32_t minibatch) {
+  return minibatch * std::max(1U, 4096 / minibatch);
+}
+
+std::uint64_t PeekProvider::MostBytes(const ModelPlan& plan, std::uint32_t minibatch) {
+  std::uint64_t bytes = 0;
+  for (const TablePlan& table : plan.tables) {
+    bytes += PeekedRows(plan, table, minibatch) *
+             (table.schema.row_bytes() + sizeof(std::byte*) + sizeof(std::uint8_t));
+  }
+  return bytes;
+}
+
 PeekProvider::PeekProvider(std::vector<RowCache*> caches, const ModelPlan* plan,
-                           std::uint64_t buffer_bytes, std::uint64_t position)
+                           std::uint32_t minibatch, std::uint64_t position)
     : caches_(std::move(caches)),
       plan_(plan),
-      buffer_bytes_(buffer_bytes),
+      minibatch_(minibatch),
       position_(position),
-      rows_(caches_.size()) {}
+      rows_(caches_.size()) {
+  // At once: one that grows would be there twice. What is not used of it takes no memory.
+  const std::vector<std::size_t> most = MaxRows();
+  for (std::size_t t = 0; t < rows_.size(); ++t) {
+    rows_[t].reserve(most[t] * plan_->tables[t].schema.row_bytes());
+  }
+}
 
 std::vector<std::size_t> PeekProvider::MaxRows() const {
   std::vector<std::size_t> rows;
   for (const TablePlan& table : plan_->tables) {
-    rows.push_back(
-        std::max<std::size_t>(1, buffer_bytes_ / plan_->tables.size() / table.schema.row_bytes()));
+    rows.push_back(PeekedRows(*plan_, table, minibatch_));
   }
   return rows;
 }
@@ -55,18 +84,18 @@ Status PeekProvider::Bring(WorkItem* item) {
     TableWork& work = item->tables[t];
     const std::size_t row_bytes = plan_->tables[t].schema.row_bytes();
     rows_[t].resize(work.keys.size() * row_bytes);
-    std::vector<std::byte*> place(work.keys.size());
-    for (std::size_t w = 0; w < place.size(); ++w) place[w] = rows_[t].data() + w * row_bytes;
-    std::vector<std::uint8_t> found(work.keys.size());
-    TERRACE_RETURN_IF_ERROR(caches_[t]->Peek(work.keys, place, found));
+    place_.resize(work.keys.size());
+    for (std::size_t w = 0; w < place_.size(); ++w) place_[w] = rows_[t].data() + w * row_bytes;
+    found_.assign(work.keys.size(), 0);
+    TERRACE_RETURN_IF_ERROR(caches_[t]->Peek(work.keys, place_, found_));
     const ExpiryRule& expiry = plan_->tables[t].schema.expiry();
-    for (std::size_t w = 0; expiry.on() && w < place.size(); ++w) {
-      if (found[w] != 0 && !CountsAt(expiry, {place[w], row_bytes}, position_)) found[w] = 0;
+    for (std::size_t w = 0; expiry.on() && w < place_.size(); ++w) {
+      if (found_[w] != 0 && !CountsAt(expiry, {place_[w], row_bytes}, position_)) found_[w] = 0;
     }
     work.places.resize(work.rows.size());
     for (std::size_t r = 0; r < work.rows.size(); ++r) {
       const std::uint32_t w = work.rows[r];
-      work.places[r] = found[w] != 0 ? place[w] : nullptr;
+      work.places[r] = found_[w] != 0 ? place_[w] : nullptr;
     }
   }
   return OkStatus();
@@ -115,10 +144,10 @@ Status Evaluate(ExampleSource* source, std::uint32_t batch_examples, std::uint32
       Result<std::unique_ptr<WorkItem>> item =
           planner->Plan(batch, example, first_minibatch, max_rows);
       if (!item.ok() && item.status().code() == StatusCode::kOutOfMemory) {
-        // One mini-batch is taken whatever it needs: MaxRows is an aim, and a cache that cannot
-        // says so itself.
+        // One mini-batch is taken whatever it needs: a cache that has no room for it says so
+        // itself.
         for (std::size_t& limit : max_rows) limit = std::size_t{minibatch} * batch->slots * 64;
-        item = planner->Plan(batch, example, first_minibatch, max_rows);
+        item = planner->Plan(batch, example, first_minibatch, max_rows, /*max_minibatches=*/1);
       }
       TERRACE_RETURN_IF_ERROR(item.status());
       WorkItem* work = item->get();

@@ -37,9 +37,12 @@ class RowProvider {
 // Copies rows out of a trainer's caches without changing them (validation).
 class PeekProvider final : public RowProvider {
  public:
-  // buffer_bytes: for the copied rows of one item; at least one mini-batch is taken in any case.
+  // Examples of the batches that it is to be given.
+  static std::uint32_t BatchOf(std::uint32_t minibatch);
+  // Of the copied rows at most: those of a mini-batch of distinct keys, more where they are short.
+  static std::uint64_t MostBytes(const ModelPlan& plan, std::uint32_t minibatch);
   // position: examples trained.
-  PeekProvider(std::vector<RowCache*> caches, const ModelPlan* plan, std::uint64_t buffer_bytes,
+  PeekProvider(std::vector<RowCache*> caches, const ModelPlan* plan, std::uint32_t minibatch,
                std::uint64_t position);
   Status Bring(WorkItem* item) override;
   std::vector<std::size_t> MaxRows() const override;
@@ -47,9 +50,12 @@ class PeekProvider final : public RowProvider {
  private:
   const std::vector<RowCache*> caches_;
   const ModelPlan* const plan_;
-  const std::uint64_t buffer_bytes_;
+  const std::uint32_t minibatch_;
   const std::uint64_t position_;
   std::vector<std::vector<std::byte>> rows_;  // (tables)
+  // Of the rows of a table, each in turn.
+  std::vector<std::byte*> place_;
+  std::vector<std::uint8_t> found_;
 };
 
 // Pins rows in caches over read-only stores, whose create_row marks rows that exist nowhere

@@ -10,6 +10,7 @@
 #include "terrace/base/clock.h"
 #include "terrace/base/units.h"
 #include "terrace/data/file_list.h"
+#include "terrace/data/text_output.h"
 #include "terrace/io/same_file.h"
 #include "terrace/train/checkpoint.h"
 #include "terrace/train/evaluation.h"
@@ -170,7 +171,13 @@ Status RefuseToReplaceInput(FileSystem* fs, const std::vector<std::string>& file
 // Collects text and writes it in large pieces.
 class PredictionWriter {
  public:
-  explicit PredictionWriter(std::unique_ptr<File> file) : file_(std::move(file)) {}
+  static Result<std::unique_ptr<PredictionWriter>> Create(FileSystem* fs, const std::string& path,
+                                                          const std::string& final_path) {
+    std::unique_ptr<PredictionWriter> writer(new PredictionWriter);
+    TERRACE_ASSIGN_OR_RETURN(writer->file_, fs->Open(path, OpenMode::kCreate));
+    TERRACE_ASSIGN_OR_RETURN(writer->output_, NewTextOutput(writer->file_.get(), final_path));
+    return writer;
+  }
   Status Line(std::string_view text) {
     pending_ += text;
     pending_ += '\n';
@@ -178,19 +185,20 @@ class PredictionWriter {
   }
   Status Finish() {
     TERRACE_RETURN_IF_ERROR(Flush());
+    TERRACE_RETURN_IF_ERROR(output_->Finish());
     return file_->Sync();
   }
 
  private:
+  PredictionWriter() = default;
   Status Flush() {
-    TERRACE_RETURN_IF_ERROR(file_->WriteAt(offset_, std::as_bytes(std::span(pending_))));
-    offset_ += pending_.size();
+    TERRACE_RETURN_IF_ERROR(output_->Append(pending_));
     pending_.clear();
     return OkStatus();
   }
   std::unique_ptr<File> file_;
+  std::unique_ptr<TextOutput> output_;
   std::string pending_;
-  std::uint64_t offset_ = 0;
 };
 
 // The lines of one mini-batch, "nan" where a bad line stood.
@@ -231,14 +239,14 @@ Result<SourceStats> PredictRun(FileSystem* fs, const std::string& run,
   const std::string temporary = PartialOf(output);
   const Status removed = fs->Remove(temporary);
   if (!removed.ok() && removed.code() != StatusCode::kNotFound) return removed;
-  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs->Open(temporary, OpenMode::kCreate));
-  PredictionWriter writer(std::move(file));
+  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<PredictionWriter> writer,
+                           PredictionWriter::Create(fs, temporary, output));
   const auto sink = [&writer](const Batch& batch, std::uint32_t first_example,
                               std::span<const SlicePrediction> slices) {
-    return WritePredictions(batch, first_example, slices, &writer);
+    return WritePredictions(batch, first_example, slices, writer.get());
   };
   Status status = loaded->Run(nullptr, sink, stopped);
-  if (status.ok()) status = writer.Finish();
+  if (status.ok()) status = writer->Finish();
   if (status.ok()) status = fs->Rename(temporary, output);
   if (!status.ok()) {
     // The cause is what matters; a partial file that stays is removed by the next attempt.

@@ -23,9 +23,10 @@ Result<Evaluation> EvaluateRun(FileSystem* fs, const std::string& run,
                                const std::vector<std::string>& files);
 
 // Writes a probability per line of data to `output` (a new file, or one that is replaced at the
-// end), in order; "nan" for a bad line, nothing for a header. Returns how many lines there were.
-// kInvalidArgument: that would replace one of the inputs; or a file begins with bad lines alone.
-// kAborted: `stopped`, which is asked now and then, was true; then there is no output.
+// end; compressed where its name ends in .gz or .zst), in order; "nan" for a bad line, nothing for
+// a header. Returns how many lines there were. kInvalidArgument: that would replace one of the
+// inputs; or a file begins with bad lines alone. kAborted: `stopped`, which is asked now and then,
+// was true; then there is no output.
 Result<SourceStats> PredictRun(FileSystem* fs, const std::string& run,
                                const std::vector<std::string>& files, const std::string& output,
                                const std::function<bool()>& stopped);

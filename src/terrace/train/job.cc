@@ -126,6 +126,7 @@ void Reader::ReportUnknown(const JobNode& node, const Path& path, const std::str
     hint = fmt::format("; '{}' is a key of its own", elsewhere);
     if (elsewhere.find('*') == std::string::npos)
       hint = fmt::format("; did you mean '{}'?", elsewhere);
+    if (legal.size() <= 3) hint += fmt::format(" (legal here: {})", fmt::join(legal, ", "));
   } else if (!hint.empty()) {
     hint = fmt::format("; did you mean '{}'?", hint);
   } else {
@@ -359,6 +360,11 @@ void Reader::FinishData() {
 }
 
 void Reader::Finish() {
+  Job::Training& training = job_.training;
+  if (!Given("training.batch") && training.minibatch > 0) {
+    const std::uint32_t minibatches = (training.batch - 1) / training.minibatch + 1;
+    training.batch = minibatches * training.minibatch;
+  }
   for (auto& [name, table] : job_.tables) FinishTable("tables." + name, &table);
   FinishTable("table", &job_.table);
   FinishWide();

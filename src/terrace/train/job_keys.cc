@@ -416,7 +416,7 @@ void AddNetworkOptimizer(Builder* b) {
                        "l2 * w is added to the gradient."));
   Identifies(OrNull(b->Number(
       "network.optimizer.clip_norm", spec(&DenseOptimizerSpec::clip_norm), {0, kUnbounded},
-      "A longer gradient of the whole network is scaled down to this norm.")));
+      "A longer gradient of the whole network is scaled down to this norm; null or 0: none is.")));
 }
 
 void AddNetwork(Builder* b) {
@@ -470,7 +470,8 @@ void AddTraining(Builder* b) {
   b->Whole(
       "training.batch", [](Job & job, const std::string&) -> auto& { return job.training.batch; },
       1, 1 << 26,
-      "Examples whose rows are brought up together; a multiple of minibatch. Changes no result.");
+      "Examples whose rows are brought up together; a multiple of minibatch, by default the next "
+      "one from 65536. Changes no result.");
   Identifies(b->Whole(
       "training.threads",
       [](Job & job, const std::string&) -> auto& { return job.training.threads; }, 1, 256,
@@ -478,11 +479,11 @@ void AddTraining(Builder* b) {
   OrNull(b->Whole(
       "training.max_examples",
       [](Job & job, const std::string&) -> auto& { return job.training.max_examples; }, 0, kMax64,
-      "Ends after the mini-batch that reaches it."));
+      "Ends after the mini-batch that reaches it; null or 0: with the data."));
   OrNull(b->Whole(
       "validation.every_examples",
       [](Job & job, const std::string&) -> auto& { return job.validation.every_examples; }, 0,
-      kMax64, "Validates so often, besides at each epoch's end."));
+      kMax64, "Validates so often, besides at each epoch's end; null or 0: only then."));
   b->Bytes(
       "memory.budget",
       [](Job & job, const std::string&) -> auto& { return job.memory.budget_bytes; },

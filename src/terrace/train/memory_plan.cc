@@ -72,17 +72,25 @@ MemoryPlan FixedPart(const MemoryPlanInput& input) {
   plan.resident_bytes = input.resident_bytes;
   plan.slack_bytes = 12 * kMiB + input.budget_bytes / 50;
   plan.transient_bytes = 2 * input.dense_state_bytes + 12 * kMiB;
-  if (input.validates) plan.transient_bytes += 8 * kMiB;
+  const bool validates = input.validation_batch > 0;
+  if (validates) {
+    plan.validation_set_bytes =
+        SetBytes(input, input.validation_batch) + MapBytes(input, input.validation_batch);
+    // Vectors of a batch that grow hold up to twice as much.
+    plan.transient_bytes += input.validation_rows_bytes + plan.validation_set_bytes +
+                            2 * BatchBytesPerExample(input) * input.validation_batch;
+  }
   plan.filter_bytes = input.filter_bytes;
   const std::uint64_t before =
       plan.resident_bytes + plan.slack_bytes + plan.transient_bytes + plan.filter_bytes;
   const std::uint64_t rest = input.budget_bytes > before ? input.budget_bytes - before : 0;
   const std::uint64_t io = rest / 8 / (3 * std::uint64_t{input.stores});
   plan.io_buffer_bytes = std::clamp<std::uint64_t>(io, kMiB / 4, 8 * kMiB) / 4096 * 4096;
-  std::uint64_t source_bytes = input.source_bytes;
+  std::uint64_t source_bytes = input.source_bytes + input.validation_source_bytes;
   if (input.most_read_ahead_bytes > 0) {
     source_bytes +=
-        ReadAheadBytes(input.most_read_ahead_bytes, input.budget_bytes) - input.read_ahead_bytes;
+        (validates ? 2 : 1) *
+        (ReadAheadBytes(input.most_read_ahead_bytes, input.budget_bytes) - input.read_ahead_bytes);
   }
   const std::uint64_t least_files = input.stores * kLeastFileRows * Store::kFileRowBytes;
   std::uint64_t files = input.file_rows * Store::kFileRowBytes;
@@ -91,7 +99,7 @@ MemoryPlan FixedPart(const MemoryPlanInput& input) {
     files = most;
   }
   plan.io_bytes = 3 * std::uint64_t{input.stores} * plan.io_buffer_bytes + files -
-                  std::min(files, kFilesInSlack) + (input.validates ? 2 : 1) * source_bytes;
+                  std::min(files, kFilesInSlack) + source_bytes;
   return plan;
 }
 

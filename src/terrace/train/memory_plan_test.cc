@@ -36,7 +36,11 @@ MemoryPlanInput RandomInput(Rng* rng) {
     input.read_ahead_bytes = kMiB;
     input.source_bytes += input.read_ahead_bytes;
   }
-  input.validates = rng->Below(2) == 1;
+  if (rng->Below(2) == 1) {
+    input.validation_batch = input.minibatch * static_cast<std::uint32_t>(1 + rng->Below(4));
+    input.validation_rows_bytes = rng->Below(200 * kMiB);
+    input.validation_source_bytes = input.source_bytes;
+  }
   input.index_room_bytes = rng->Below(32) * kMiB;
   if (rng->Below(2) == 1) input.filter_bytes = (1 + rng->Below(256)) * kMiB;
   return input;
@@ -58,6 +62,9 @@ TEST(MemoryPlan, TheLeastThatWouldDoDoes) {
       MemoryPlanInput again = input;
       again.read_ahead_bytes = ReadAheadBytes(input.most_read_ahead_bytes, least);
       again.source_bytes += again.read_ahead_bytes - input.read_ahead_bytes;
+      if (again.validation_batch > 0) {
+        again.validation_source_bytes += again.read_ahead_bytes - input.read_ahead_bytes;
+      }
       EXPECT_EQ(LeastBudgetBytes(again), least);
       EXPECT_TRUE(PlanMemory(again).ok());
     }

@@ -10,6 +10,7 @@
 #include "terrace/base/core_binding.h"
 #include "terrace/base/thread.h"
 #include "terrace/base/units.h"
+#include "terrace/store/manifest.h"
 #include "terrace/train/index_plan.h"
 
 namespace terrace {
@@ -203,6 +204,25 @@ Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock,
   return stores;
 }
 
+std::uint64_t RunStores::BytesOf(FileSystem* fs, const RunFolder& run,
+                                 std::span<const Checkpoint> checkpoints) {
+  std::set<std::pair<std::string, std::uint64_t>> counted;  // Folder and id.
+  std::uint64_t bytes = 0;
+  for (const Checkpoint& checkpoint : checkpoints) {
+    for (const Checkpoint::StoreManifest& store : checkpoint.stores) {
+      const std::string directory = run.ResolveDirectory(store.directory);
+      const ManifestReference& reference = store.manifest;
+      const Result<Manifest> manifest = ReadManifest(fs, directory, reference.id, reference.digest);
+      if (!manifest.ok()) continue;
+      bytes += WholeBlocks(reference.digest.size);
+      for (const Manifest::File& file : manifest->files) {
+        if (counted.emplace(directory, file.id).second) bytes += file.bytes;
+      }
+    }
+  }
+  return bytes;
+}
+
 std::vector<Store*> RunStores::table(std::size_t t) const {
   std::vector<Store*> stores;
   for (const Entry& entry : stores_) {
@@ -232,8 +252,8 @@ Status RunStores::Drop(std::uint64_t id) {
   return OkStatus();
 }
 
-void RunStores::SetKeepFree(std::uint64_t bytes) {
-  for (Entry& entry : stores_) entry.store->SetKeepFree(bytes);
+void RunStores::SetKeepFree(std::uint64_t bytes, std::uint64_t files) {
+  for (Entry& entry : stores_) entry.store->SetKeepFree(bytes, files);
 }
 
 void RunStores::OpenReserve() {

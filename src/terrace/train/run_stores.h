@@ -51,13 +51,18 @@ class RunStores {
                                                  const Checkpoint& checkpoint,
                                                  std::span<const Checkpoint> kept);
 
+  // What the parameter files and manifests of these checkpoints take of a quota, each counted once,
+  // without what can't be read: that is Open's to say.
+  static std::uint64_t BytesOf(FileSystem* fs, const RunFolder& run,
+                               std::span<const Checkpoint> checkpoints);
+
   std::vector<Store*> table(std::size_t t) const;
   std::vector<std::string> directories() const;  // Of all stores.
   std::size_t size() const { return stores_.size(); }
   // Makes all rows durable and names them; what goes into Checkpoint::stores.
   Result<std::vector<Checkpoint::StoreManifest>> Commit(std::uint64_t id);
   Status Drop(std::uint64_t id);
-  void SetKeepFree(std::uint64_t bytes);
+  void SetKeepFree(std::uint64_t bytes, std::uint64_t files);
   void OpenReserve();
   // For so many free bytes of the quota, or 0 where an index has too few places for files: what all
   // stores can free at once, or else the oldest checkpoint. False: nothing was left to give.

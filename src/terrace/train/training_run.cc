@@ -171,28 +171,43 @@ std::uint64_t TrainingRun::SmallFilesBytes() const {
   return kRunBytes + 2 * WholeBlocks(job_text_bytes_) + folders * kFolderBytes;
 }
 
+std::uint64_t TrainingRun::CheckpointFiles(std::uint64_t bytes) const {
+  std::uint64_t writes = 0;
+  for (RowCache* cache : cache_pointers_)
+    writes += cache->dirty_writes() + 1;  // And what is pinned.
+  return writes * static_cast<std::uint64_t>(job_.ssd.shards) + bytes / job_.ssd.file_bytes;
+}
+
 Status TrainingRun::ReserveForLastCheckpoint() {
   // Where there is room for several checkpoints, the sums are made anew every few mini-batches:
   // what these change is less.
   if (quota_has_room_ && steps_ % kStepsBetweenSums != 0) return OkStatus();
   const std::uint64_t needed = CheckpointBytes() + job_.ssd.file_bytes;
-  stores_->SetKeepFree(needed);
-  quota_has_room_ = quota_->HasFree(4 * needed);
+  const std::uint64_t files = CheckpointFiles(needed);
+  stores_->SetKeepFree(needed, files);
+  quota_has_room_ = quota_->HasFree(4 * needed) && quota_->HasFreeFiles(4 * files);
   for (bool given = true; given && !quota_->HasFree(needed);) {
     TERRACE_ASSIGN_OR_RETURN(given, stores_->GiveRoom(needed));
   }
-  if (quota_->HasFree(needed)) return OkStatus();
-  MutexLock lock(&stop_mu_);
-  if (stop_after_checkpoint_.ok()) {
+  Status short_of;
+  if (!quota_->HasFree(needed)) {
     // For the next checkpoint as much again as for this one.
     const std::uint64_t enough = quota_->used() + 2 * needed;
-    stop_after_checkpoint_ = IoError(fmt::format(
+    short_of = IoError(fmt::format(
         "ssd.quota of {} does not last: {} are in use, and up to {} more have to stay free for a "
         "checkpoint of what memory holds. The run has stopped after that checkpoint: go on with "
         "--resume --set ssd.quota={}MiB",
         FormatBytes(quota_->limit()), FormatBytes(quota_->used()), FormatBytes(needed),
         (enough + kMiB - 1) / kMiB));
+  } else if (!quota_->HasFreeFiles(files)) {
+    short_of = IoError(fmt::format(
+        "the run has {} parameter files open, the system lets it open {}, and a checkpoint of what "
+        "memory holds makes up to {} more. The run has stopped after that checkpoint: raise that "
+        "limit (ulimit -n) or choose larger files (ssd.file_size), and go on with --resume",
+        quota_->files(), quota_->limit_files(), files));
   }
+  MutexLock lock(&stop_mu_);
+  if (stop_after_checkpoint_.ok()) stop_after_checkpoint_ = std::move(short_of);
   return OkStatus();
 }
 
@@ -405,11 +420,12 @@ Status TrainingRun::WithWayOn(const Status& failure) const {
   const std::string left =
       last_checkpoint_ > 0
           ? fmt::format(
-                "Checkpoint {} is intact: free space on that disk, or mend it, and the same "
+                "Checkpoint {} is intact: once that is put right (a full disk needs space), the "
+                "same "
                 "command with --resume goes on from there",
                 last_checkpoint_)
           : std::string(
-                "The run has no checkpoint yet: free space on that disk, or mend it, and "
+                "The run has no checkpoint yet: once that is put right (a full disk needs space), "
                 "the same command with --resume starts it anew");
   return IoError(fmt::format("{}. {}", failure.message(), left));
 }
@@ -418,21 +434,19 @@ Status TrainingRun::Validate() {
   // Stays true when a signal ends the validation: the run that resumes makes up for it.
   validation_due_ = true;
   const double start = clock_->MonotonicSeconds();
-  DataOptions options = job_.validation_data;
-  options.read_ahead_bytes = train_read_ahead_bytes_;
-  const Result<std::unique_ptr<ExampleSource>> opened = OpenSource(fs_, options);
+  const Result<std::unique_ptr<ExampleSource>> opened = OpenSource(fs_, ValidationData());
   if (!opened.ok()) {
     sound_failure_ = opened.status().WithContext("validation");
     return sound_failure_;
   }
   ExampleSource* const source = opened->get();
-  PeekProvider rows(cache_pointers_, &*plan_, 4 * kMiB, cursor_.examples);
-  ClickMetrics metrics;
   const std::uint32_t minibatch = job_.training.minibatch;
-  const Status evaluated = Evaluate(source, minibatch * std::max(1u, 4096 / minibatch), minibatch,
-                                    validation_planner_.get(), &rows, model_.executor.get(),
-                                    &metrics, nullptr, [this] { return Signalled(); })
-                               .WithContext("validation");
+  PeekProvider rows(cache_pointers_, &*plan_, minibatch, cursor_.examples);
+  ClickMetrics metrics;
+  const Status evaluated =
+      Evaluate(source, PeekProvider::BatchOf(minibatch), minibatch, validation_planner_.get(),
+               &rows, model_.executor.get(), &metrics, nullptr, [this] { return Signalled(); })
+          .WithContext("validation");
   // Of the data, and not of a row.
   if (!evaluated.ok() && !source->failure().ok()) sound_failure_ = evaluated;
   TERRACE_RETURN_IF_ERROR(evaluated);

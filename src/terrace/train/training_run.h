@@ -56,11 +56,18 @@ class TrainingRun {
   // Whether the run there is finished; `planned`: whether this process could train it. Only reads.
   // kInvalidArgument: it is another model's, as far as that can be told.
   Result<bool> IsFinished(const Status& planned);
+  // Of a run that ended at training.max_examples: whether the job now allows more.
+  bool AsksForMore(const Checkpoint& finished) const;
   Status OpenInputs();
+  DataOptions ValidationData() const;
   Status MakeMemoryPlan();
   Status OpenRun(RunMode mode);
   // Of a new run.
   Status CheckQuota() const;
+  std::uint64_t LeastQuotaBytes() const;
+  // That the system lets this process have open.
+  std::uint64_t MostParameterFiles() const;
+  Status CheckOpenFiles() const;
   // Where the disks have less room than the quota lets the run take.
   void WarnOfFullDisks();
   Status MakeFilters();
@@ -94,6 +101,7 @@ class TrainingRun {
   // Bytes on disk that a checkpoint taken now would write at most, those of a dense file, and those
   // of its admission filters.
   std::uint64_t CheckpointBytes() const;
+  std::uint64_t CheckpointFiles(std::uint64_t bytes) const;  // Of such a checkpoint, at most.
   std::uint64_t MostDenseFileBytes() const;
   std::uint64_t FilterFilesBytes() const;
   // Of the checkpoint's own file, some mini-batches from now.
@@ -156,7 +164,7 @@ class TrainingRun {
 
   // Set by Prepare, constant afterwards; destroyed in reverse order.
   bool already_finished_ = false;
-  std::uint64_t train_read_ahead_bytes_ = 0;
+  std::uint64_t train_read_ahead_bytes_ = 0, validation_source_bytes_ = 0;
   std::unique_ptr<ExampleSource> source_;
   std::optional<ModelPlan> plan_;
   std::uint64_t job_text_bytes_ = 0, identity_bytes_ = 0;

@@ -101,7 +101,7 @@ Status TrainingRun::PlanRun(RunMode mode) {
   }
   // A run that is there may hold more than a new one can begin with. Before it is deleted.
   const Status quota = mode == RunMode::kResume ? OkStatus() : CheckQuota();
-  TERRACE_RETURN_IF_ERROR(Both(inputs, Both(MakeMemoryPlan(), quota)));
+  TERRACE_RETURN_IF_ERROR(Both(inputs, Both(MakeMemoryPlan(), Both(quota, CheckOpenFiles()))));
   return MakeFilters();
 }
 
@@ -113,6 +113,7 @@ Result<bool> TrainingRun::IsFinished(const Status& planned) {
   const Result<Checkpoint> newest = (*run)->ReadCheckpoint(ids->back());
   // Without the summary, the last process ended between the two: there is still that to do.
   if (!newest.ok() || !newest->finished || !HasSummaryOf(newest->id)) return false;
+  if (AsksForMore(*newest)) return false;
   if (plan_ && source_ != nullptr) {
     // A job with another seed has not been trained.
     const Status same = CompareIdentity(
@@ -125,6 +126,15 @@ Result<bool> TrainingRun::IsFinished(const Status& planned) {
   return true;
 }
 
+bool TrainingRun::AsksForMore(const Checkpoint& finished) const {
+  const Result<Job> before = ParseJob(finished.job_yaml, "checkpoint", {});
+  if (!before.ok()) return false;
+  const auto goes_beyond = [&](const Job& job) {
+    return job.training.max_examples == 0 || job.training.max_examples > finished.cursor.examples;
+  };
+  return !goes_beyond(*before) && goes_beyond(job_);
+}
+
 Status TrainingRun::OpenInputs() {
   DataOptions train = job_.train_data;
   train.read_ahead_bytes = ReadAheadBytes(train.read_ahead_bytes, job_.memory.budget_bytes);
@@ -132,12 +142,13 @@ Status TrainingRun::OpenInputs() {
   Result<std::unique_ptr<ExampleSource>> source = OpenJobSource(fs_, train, "data.train");
   if (job_.has_validation) {
     const Result<std::unique_ptr<ExampleSource>> validation =
-        OpenJobSource(fs_, job_.validation_data, "data.validation");
+        OpenJobSource(fs_, ValidationData(), "data.validation");
     TERRACE_RETURN_IF_ERROR(Both(source.status(), validation.status()));
     if ((*validation)->schema().ToText() != (*source)->schema().ToText()) {
       return InvalidArgumentError(
           "the validation data has other slots or dense features than the training data");
     }
+    validation_source_bytes_ = (*validation)->MemoryBytes();
   }
   TERRACE_ASSIGN_OR_RETURN(source_, std::move(source));
   TERRACE_ASSIGN_OR_RETURN(ModelPlan plan, MakeModelPlan(job_, source_->schema()));
@@ -151,12 +162,24 @@ Status TrainingRun::OpenInputs() {
   return OkStatus();
 }
 
+DataOptions TrainingRun::ValidationData() const {
+  DataOptions options = job_.validation_data;
+  options.read_ahead_bytes = train_read_ahead_bytes_;
+  return options;
+}
+
 Status TrainingRun::MakeMemoryPlan() {
   DataOptions data = job_.train_data;
   data.read_ahead_bytes = train_read_ahead_bytes_;
   TERRACE_ASSIGN_OR_RETURN(std::uint64_t source_bytes, LeastSourceBytes(data));
   if (source_ != nullptr) source_bytes = source_->MemoryBytes();
   MemoryPlanInput input = MakeMemoryPlanInput(job_, *plan_, source_bytes);
+  if (job_.has_validation) {
+    input.validation_batch = PeekProvider::BatchOf(job_.training.minibatch);
+    input.validation_rows_bytes = PeekProvider::MostBytes(*plan_, job_.training.minibatch);
+    input.validation_source_bytes =
+        validation_source_bytes_ > 0 ? validation_source_bytes_ : source_bytes;
+  }
   for (const char* stage : {"read", "pull", "stage"}) {
     const auto fixed = job_.pipeline.queues.find(stage);
     fixed_capacities_.push_back(
@@ -187,7 +210,6 @@ Status TrainingRun::MakeMemoryPlan() {
         job_.ssd.shards * Store::FileRows(kind, table.schema.row_bytes(), job_.ssd.file_bytes);
   }
   input.index_room_bytes = IndexRoomBytes(job_, *plan_);
-  input.validates = job_.has_validation;
   input.filter_bytes = 2 * FilterFilesBytes();
   input.looks_ahead = job_.cache.look_ahead == "auto" &&
                       job_.cache.eviction.type == EvictionType::kS3Fifo && job_.pipeline.depth > 0;
@@ -220,7 +242,7 @@ Status TrainingRun::MakeFilters() {
 Status TrainingRun::OpenRun(RunMode mode) {
   const ScopedBinding binding(binding_.io);  // Where the stores' threads are born.
   TERRACE_ASSIGN_OR_RETURN(run_, RunFolder::Open(fs_, job_.output, FolderMode(mode), &job_));
-  quota_ = std::make_unique<DiskQuota>(job_.ssd.quota_bytes);
+  quota_ = std::make_unique<DiskQuota>(job_.ssd.quota_bytes, MostParameterFiles());
   TERRACE_RETURN_IF_ERROR(quota_->Reserve(SmallFilesBytes(), 0));
   RunStores::Options options;
   options.io_buffer_bytes = memory_.io_buffer_bytes;
@@ -287,13 +309,43 @@ Status TrainingRun::ReserveKept(std::span<const Checkpoint> kept) {
     of_kept += bytes;
   }
   // What is given back is what they name, should somebody have taken a file away.
-  return quota_->Reserve(std::max(all, of_kept), 0);
+  const std::uint64_t folders = std::max(all, of_kept);
+  const std::uint64_t held = quota_->used() + folders + RunStores::BytesOf(fs_, *run_, kept);
+  if (held > quota_->limit()) {
+    return InvalidArgumentError(fmt::format(
+        "ssd.quota of {} is too small: the run's checkpoints hold {}, and to go on it "
+        "needs at least {}",
+        FormatBytes(quota_->limit()), FormatBytes(held), WholeMiB(held + LeastQuotaBytes())));
+  }
+  return quota_->Reserve(folders, 0);
+}
+
+std::uint64_t TrainingRun::MostParameterFiles() const {
+  // Besides logs, checkpoints, locks and threads' queues, a store has queues and files in the
+  // making.
+  const std::uint64_t others =
+      128 + 8 * plan_->tables.size() * static_cast<std::uint64_t>(job_.ssd.shards);
+  const std::uint64_t limit = OpenFileLimit();
+  return limit > others ? limit - others : 0;
+}
+
+Status TrainingRun::CheckOpenFiles() const {
+  constexpr std::uint64_t kLeast = 64;
+  const std::uint64_t most = MostParameterFiles();
+  if (most >= kLeast) return OkStatus();
+  return InvalidArgumentError(
+      fmt::format("the system lets this process open {} files, too few for this job: raise that "
+                  "limit (ulimit -n) by at least {}, or lower ssd.shards",
+                  OpenFileLimit(), kLeast - most));
+}
+
+std::uint64_t TrainingRun::LeastQuotaBytes() const {
+  return 2 * job_.ssd.file_bytes + 3 * MostDenseFileBytes() + 3 * FilterFilesBytes() +
+         3 * MostCheckpointFileBytes() + SmallFilesBytes() + 4 * LeastCacheBytes(job_, *plan_);
 }
 
 Status TrainingRun::CheckQuota() const {
-  const std::uint64_t least = 2 * job_.ssd.file_bytes + 3 * MostDenseFileBytes() +
-                              3 * FilterFilesBytes() + 3 * MostCheckpointFileBytes() +
-                              SmallFilesBytes() + 4 * LeastCacheBytes(job_, *plan_);
+  const std::uint64_t least = LeastQuotaBytes();
   if (job_.ssd.quota_bytes >= least) return OkStatus();
   return InvalidArgumentError(
       fmt::format("ssd.quota of {} is too small: a checkpoint, the rows of a mini-batch and "
@@ -433,8 +485,9 @@ Status TrainingRun::MakeCaches() {
     cache_pointers_.push_back(cache.get());
     caches_.push_back(std::move(cache));
   }
-  validation_planner_ = std::make_unique<KeyPlanner>(PlannedSlots(*plan_), plan_->tables.size(),
-                                                     job_.training.minibatch);
+  validation_planner_ =
+      std::make_unique<KeyPlanner>(PlannedSlots(*plan_), plan_->tables.size(),
+                                   job_.training.minibatch, memory_.validation_set_bytes);
   return OkStatus();
 }
 

@@ -34,7 +34,7 @@ class FakeStore final : public Store {
   Status ForEachRow(std::uint64_t buffer_bytes,
                     const std::function<Status(const RowView&)>& visit) override;
   Status CompactNow() override;
-  void SetKeepFree(std::uint64_t /*bytes*/) override {}
+  void SetKeepFree(std::uint64_t /*bytes*/, std::uint64_t /*files*/) override {}
   void OpenReserve() override {}
   Status MakeRoom(std::uint64_t /*bytes*/) override { return OkStatus(); }
   void SetHolder(RowHolder* /*holder*/) override {}  // Nothing expires in it.

@@ -1,0 +1,108 @@
+#include "terrace/data/text_output.h"
+
+#include <zlib.h>
+#include <zstd.h>
+
+#include <utility>
+#include <vector>
+
+namespace terrace {
+namespace {
+
+// Of one write.
+constexpr std::size_t kOutputBytes = std::size_t{1} << 20;
+
+class PlainOutput final : public TextOutput {
+ public:
+  explicit PlainOutput(File* file) : TextOutput(file) {}
+  Status Append(std::string_view text) override { return Write(text.data(), text.size()); }
+  Status Finish() override { return OkStatus(); }
+};
+
+class GzipOutput final : public TextOutput {
+ public:
+  explicit GzipOutput(File* file) : TextOutput(file), buffer_(kOutputBytes) {}
+  ~GzipOutput() override {
+    if (open_) deflateEnd(&z_);
+  }
+  Status Start() {
+    // Level 1: numbers hardly shrink further, and writing stays fast. 15 + 16: gzip's header.
+    if (deflateInit2(&z_, 1, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) != Z_OK)
+      return OutOfMemoryError("zlib found no memory");
+    open_ = true;
+    return OkStatus();
+  }
+  Status Append(std::string_view text) override { return Deflate(text, Z_NO_FLUSH); }
+  Status Finish() override { return Deflate({}, Z_FINISH); }
+
+ private:
+  Status Deflate(std::string_view text, int flush) {
+    z_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
+    z_.avail_in = static_cast<uInt>(text.size());
+    int code = Z_OK;
+    do {
+      z_.next_out = buffer_.data();
+      z_.avail_out = static_cast<uInt>(buffer_.size());
+      code = deflate(&z_, flush);
+      TERRACE_RETURN_IF_ERROR(Write(buffer_.data(), buffer_.size() - z_.avail_out));
+    } while (z_.avail_out == 0 || (flush == Z_FINISH && code != Z_STREAM_END));
+    return OkStatus();
+  }
+  z_stream z_ = {};
+  bool open_ = false;
+  std::vector<Bytef> buffer_;
+};
+
+class ZstdOutput final : public TextOutput {
+ public:
+  explicit ZstdOutput(File* file) : TextOutput(file), buffer_(kOutputBytes) {}
+  ~ZstdOutput() override { ZSTD_freeCStream(z_); }
+  Status Start() {
+    z_ = ZSTD_createCStream();
+    if (z_ == nullptr) return OutOfMemoryError("zstd found no memory");
+    const std::size_t code = ZSTD_CCtx_setParameter(z_, ZSTD_c_checksumFlag, 1);
+    if (ZSTD_isError(code)) return InternalError(std::string("zstd: ") + ZSTD_getErrorName(code));
+    return OkStatus();
+  }
+  Status Append(std::string_view text) override { return Compress(text, ZSTD_e_continue); }
+  Status Finish() override { return Compress({}, ZSTD_e_end); }
+
+ private:
+  Status Compress(std::string_view text, ZSTD_EndDirective end) {
+    ZSTD_inBuffer input{text.data(), text.size(), 0};
+    std::size_t left = 0;
+    do {
+      ZSTD_outBuffer output{buffer_.data(), buffer_.size(), 0};
+      left = ZSTD_compressStream2(z_, &output, &input, end);
+      if (ZSTD_isError(left)) return InternalError(std::string("zstd: ") + ZSTD_getErrorName(left));
+      TERRACE_RETURN_IF_ERROR(Write(buffer_.data(), output.pos));
+    } while (end == ZSTD_e_end ? left > 0 : input.pos < input.size);
+    return OkStatus();
+  }
+  ZSTD_CStream* z_ = nullptr;
+  std::vector<char> buffer_;
+};
+
+}  // namespace
+
+Status TextOutput::Write(const void* data, std::size_t size) {
+  TERRACE_RETURN_IF_ERROR(file_->WriteAt(offset_, {static_cast<const std::byte*>(data), size}));
+  offset_ += size;
+  return OkStatus();
+}
+
+Result<std::unique_ptr<TextOutput>> NewTextOutput(File* file, const std::string& path) {
+  if (path.ends_with(".gz")) {
+    auto output = std::make_unique<GzipOutput>(file);
+    TERRACE_RETURN_IF_ERROR(output->Start());
+    return std::unique_ptr<TextOutput>(std::move(output));
+  }
+  if (path.ends_with(".zst")) {
+    auto output = std::make_unique<ZstdOutput>(file);
+    TERRACE_RETURN_IF_ERROR(output->Start());
+    return std::unique_ptr<TextOutput>(std::move(output));
+  }
+  return std::unique_ptr<TextOutput>(std::make_unique<PlainOutput>(file));
+}
+
+}  // namespace terrace
