@@ -359,6 +359,14 @@ Result<ParameterFileInfo> ReadFooter(File* file, std::uint64_t bytes, std::uint6
   return info;
 }
 
+bool IsHeader(std::span<const std::byte> block) {
+  return CheckBlock(block, kHeaderMagic, "header", "", 0).ok();
+}
+
+bool IsFooter(std::span<const std::byte> block) {
+  return CheckBlock(block, kFooterMagic, "footer", "", 0).ok();
+}
+
 std::uint32_t HeaderVersion(std::span<const std::byte> block) {
   std::uint32_t version;
   std::memcpy(&version, block.data() + offsetof(HeaderBlock, version), sizeof version);

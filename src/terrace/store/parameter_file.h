@@ -192,6 +192,9 @@ class ParameterFileWriter {
 // kInvalidArgument: a newer format, another table, shard or row length.
 Result<ParameterFileInfo> ReadFooter(File* file, std::uint64_t bytes, std::uint64_t id,
                                      const RecordLayout& layout);
+// Whether a block is as some file's header or footer was written.
+bool IsHeader(std::span<const std::byte> block);
+bool IsFooter(std::span<const std::byte> block);
 // Of a header block that holds.
 std::uint32_t HeaderVersion(std::span<const std::byte> block);
 // Checks the header block, likewise.

@@ -238,6 +238,30 @@ Result<std::vector<UnknownRecords>> FindUnknown(const KeyTable& table,
   return unknown;
 }
 
+// Whether there are records of another file. As the check of a record has the number of its file in
+// it, that tells two of them: of damaged ones it would be as many numbers.
+bool HasRecordsOfAnother(File* disk, const RecordLayout& layout, const Manifest::File& file,
+                         ScrubBuffers* buffers) {
+  Findings nowhere(nullptr, "");
+  SalvageSection records(disk, kBlockBytes, layout.record_bytes, file.rows, buffers->records(),
+                         &nowhere);
+  const std::uint64_t seed = layout.CheckSeed(file.id);
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> of_others;  // Seed and sum of the record.
+  for (std::uint64_t row = 0; row < file.rows; ++row) {
+    const std::byte* record = records.Next();
+    const std::uint64_t sum = RecordCheck(record, layout.record_bytes, /*seed=*/0);
+    if ((HeadOf(record).check ^ sum) != seed)
+      of_others.emplace_back(HeadOf(record).check ^ sum, sum);
+  }
+  std::sort(of_others.begin(), of_others.end());
+  for (std::size_t i = 1; i < of_others.size(); ++i) {
+    // Equal ones, such as zeros, tell nothing.
+    if (of_others[i - 1].first == of_others[i].first && of_others[i - 1] != of_others[i])
+      return true;
+  }
+  return false;
+}
+
 // Tells each record apart.
 Result<WalkResult> Walk(File* disk, const ScrubOptions& options, const FileScrub& scrub,
                         const KeyTable& table, ScrubBuffers* buffers, Findings* findings,
@@ -282,8 +306,9 @@ Result<WalkResult> Walk(File* disk, const ScrubOptions& options, const FileScrub
       }
     } else {
       stretch.Add(offset);
-      // Two copies that were damaged and agree all the same do not exist.
-      if (entry != KeyTable::kNone && (scrub.keys_hold || agree) &&
+      // Two copies that were damaged and agree all the same do not exist, unless both are another
+      // file's.
+      if (entry != KeyTable::kNone && (scrub.keys_hold || (agree && !scrub.mixed)) &&
           IsPossible(table.record_version(entry), scrub.most_sequence)) {
         salvaged.key = table.key(entry);
         salvaged.version = table.record_version(entry);
@@ -316,9 +341,11 @@ Frame ScrubFrame(File* disk, const ScrubOptions& options, FileScrub* scrub, Scru
   const Manifest::File& file = scrub->file;
   const std::uint64_t footer_at = file.bytes - kBlockBytes;
   Result<ParameterFileInfo> footer = ReadFooter(disk, file.bytes, file.id, options.layout);
+  const std::span<std::byte> block = buffers->records().first(kBlockBytes);
   if (!footer.ok()) {
     findings->Add(footer_at, footer.status().message());
     if (footer.status().code() == StatusCode::kInvalidArgument) scrub->refused = footer.status();
+    scrub->mixed |= ReadFully(disk, footer_at, block).ok() && IsFooter(block);
   } else if (footer->footer_checksum != file.footer_checksum || footer->rows != file.rows) {
     findings->Add(footer_at, "the footer is not the one that the manifest names");
     scrub->present = false;  // A sound file, but another one: nothing in it is what is looked for.
@@ -328,7 +355,6 @@ Frame ScrubFrame(File* disk, const ScrubOptions& options, FileScrub* scrub, Scru
     frame.version = footer->version;
     scrub->most_sequence = footer->max_sequence;
   }
-  const std::span<std::byte> block = buffers->records().first(kBlockBytes);
   if (const Status status = ReadFully(disk, 0, block); !status.ok()) {
     findings->Add(0, status.message());
     return frame;
@@ -342,6 +368,7 @@ Frame ScrubFrame(File* disk, const ScrubOptions& options, FileScrub* scrub, Scru
   if (const Status status = CheckHeader(block, scrub->path, info, options.layout); !status.ok()) {
     findings->Add(0, status.message());
     if (status.code() == StatusCode::kInvalidArgument) scrub->refused = status;
+    scrub->mixed |= IsHeader(block);
   } else if (!frame.footer_holds) {
     frame.version = HeaderVersion(block);
   }
@@ -406,6 +433,9 @@ FileScrub ScrubFile(FileSystem* fs, const ScrubOptions& options, const Manifest:
   scrub.keys_hold = frame.footer_holds && table.checksum() == frame.footer.keys_checksum;
   if (frame.footer_holds && !scrub.keys_hold) {
     findings.Add(keys_offset, "the key section fails its checksum");
+  }
+  if (!scrub.keys_hold && !scrub.mixed) {
+    scrub.mixed = HasRecordsOfAnother(disk->get(), options.layout, file, buffers);
   }
   Result<WalkResult> walk = Walk(disk->get(), options, scrub, table, buffers, &findings,
                                  [&](const SalvagedRecord& record) {

@@ -44,6 +44,9 @@ struct FileScrub {
   Status refused;
   bool present = false;    // The records are those that the manifest names, damaged or not.
   bool keys_hold = false;  // The key section is as it was written.
+  // It holds what another file had, as where a disk lost writes over one that was used anew:
+  // nothing but its whole records, and a key section that holds, tells what it had.
+  bool mixed = false;
   std::uint32_t version = kParameterFileVersion;  // Of the file's format.
   std::uint64_t most_sequence = kMaxSequence;     // No record of the file is newer.
   std::uint64_t whole = 0;                        // Records that can be copied.

@@ -190,13 +190,11 @@ Status StoreImpl::CompactUntil(const std::function<bool()>& enough) {
   Compactor* const compactor = &compactors_[0];
   MutexLock compact(&compactor->mu);
   // No sweep: it takes too long.
-  TERRACE_RETURN_IF_ERROR(RemoveGone());
-  AwaitRemovals();
-  for (bool more = true; !enough() && more;) {
+  for (bool more = true;;) {
+    TERRACE_RETURN_IF_ERROR(RemoveAllGone());
+    if (enough() || !more) return OkStatus();
     TERRACE_RETURN_IF_ERROR(CompactRound(compactor, RoundFor::kSpace, &more));
-    AwaitRemovals();
   }
-  return OkStatus();
 }
 
 Status StoreImpl::MakeRoom(std::uint64_t bytes) {

@@ -133,9 +133,19 @@ Status StoreImpl::RemoveGone() {
   return first;
 }
 
-void StoreImpl::AwaitRemovals() {
-  MutexLock lock(&mu_);
-  while (removing_ > 0) compacted_.Wait(&mu_);
+Status StoreImpl::RemoveAllGone() {
+  while (true) {
+    TERRACE_RETURN_IF_ERROR(RemoveGone());
+    MutexLock lock(&mu_);
+    const auto held = [&]() TERRACE_REQUIRES(mu_) {
+      return reads_in_flight_ > 0 &&
+             std::any_of(retired_.begin(), retired_.end(), [](const FilePtr& file) {
+               return file->named_by == 0 && !IsUnread(file);
+             });
+    };
+    while (removing_ > 0 || held()) compacted_.Wait(&mu_);
+    if (!GoneToRemove()) return OkStatus();
+  }
 }
 
 void StoreImpl::Abandon(const std::vector<FilePtr>& files) {

@@ -146,7 +146,8 @@ class StoreImpl final : public Store {
   class KeyShare;  // Of a recovery, one thread's.
   struct Range;    // Of a read plan.
   struct ReadPart;
-  struct ReadPlan;    // One slice of a batch.
+  struct ReadPlan;  // One slice of a batch.
+  class ReadInFlight;
   struct ReadCursor;  // How far a plan has come.
   // Of a write.
   struct SortedKey {
@@ -191,8 +192,9 @@ class StoreImpl final : public Store {
   bool GoneToRemove() const TERRACE_REQUIRES(mu_);
   // Removes retired files that nothing names or reads, or keeps them as spares.
   Status RemoveGone() TERRACE_EXCLUDES(mu_);
-  // Blocks: until other threads have given back the space of what they are removing.
-  void AwaitRemovals() TERRACE_EXCLUDES(mu_);
+  // And those that are read now. Blocks: until these reads have ended, and other threads have given
+  // back the space of what they are removing.
+  Status RemoveAllGone() TERRACE_EXCLUDES(mu_);
   // A file that nobody needs any more, in the quota still: a new one overwrites it.
   struct Spare {
     std::string path;
@@ -455,6 +457,7 @@ class StoreImpl final : public Store {
   std::uint64_t reserved_slots_ TERRACE_GUARDED_BY(mu_) = 0;  // Of files on their way.
   std::uint64_t counted_slots_ TERRACE_GUARDED_BY(mu_) = 0;   // Used ones that the quota knows of.
   std::vector<FilePtr> retired_ TERRACE_GUARDED_BY(mu_);      // Not live; on disk still.
+  int reads_in_flight_ TERRACE_GUARDED_BY(mu_) = 0;
   int removing_ TERRACE_GUARDED_BY(mu_) = 0;  // Threads that have taken some from there.
   std::vector<Spare> spares_ TERRACE_GUARDED_BY(mu_);
   std::map<std::uint64_t, Named> manifests_ TERRACE_GUARDED_BY(mu_);

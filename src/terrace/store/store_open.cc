@@ -222,6 +222,7 @@ Status StoreImpl::CheckWritable() const {
 Status StoreImpl::Poison(const Status& cause) {
   MutexLock lock(&mu_);
   if (poison_.ok()) poison_ = cause;
+  compacted_.NotifyAll();  // There is nothing to wait for any more.
   return cause;
 }
 

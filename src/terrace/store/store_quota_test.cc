@@ -1,15 +1,20 @@
 // The quota is never passed, and a store under pressure gives what it can before it says no.
 #include <gtest/gtest.h>
 
+#include <sched.h>
+
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "terrace/base/thread.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/io/testing/test_data.h"
+#include "terrace/store/testing/hooked_file_system.h"
 #include "terrace/store/testing/store_harness.h"
 
 namespace terrace {
@@ -68,6 +73,43 @@ TEST(StoreQuota, StaleFilesGoBeforeAWriteIsRefused) {
   for (int i = 0; i < 50; ++i) TERRACE_ASSERT_OK(harness.Write(Range(0, 60)));
   TERRACE_ASSERT_OK(harness.CheckAll());
   EXPECT_LE(harness.quota()->peak(), 13u * 4096);
+}
+
+// What a read in flight holds comes back in a moment: neither a checkpoint goes for it, nor is a
+// write refused.
+TEST(StoreQuota, AWriteAwaitsReadsThatHoldWhatItNeeds) {
+  MemoryFileSystem memory;
+  HookedFileSystem fs(&memory);
+  StoreOptions options = OneFileOptions();
+  options.on_pressure = [](std::uint64_t /*bytes*/) -> Result<bool> {
+    ADD_FAILURE() << "a checkpoint goes";
+    return false;
+  };
+  StoreHarness harness(&fs, 9 * 4096, options);
+  TERRACE_ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Write(Range(0, 60)));  // Four blocks.
+  std::atomic<bool> written{false};
+  Thread writer;
+  fs.before_reads = [&] {
+    writer = Thread("writer", ThreadPriority::kNormal, [&] {
+      for (int i = 0; i < 3; ++i) TERRACE_EXPECT_OK(harness.Write(Range(0, 60)));
+      written = true;
+    });
+    // In a test that fails, it does not wait.
+    const double end = Clock::Real()->MonotonicSeconds() + 0.2;
+    while (!written && Clock::Real()->MonotonicSeconds() < end) sched_yield();
+  };
+  const std::vector<Key> keys = Range(0, 60);
+  std::vector<std::byte> bytes(keys.size() * options.row_bytes);
+  std::vector<std::byte*> rows;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    rows.push_back(bytes.data() + i * options.row_bytes);
+  }
+  std::vector<std::uint8_t> found(keys.size());
+  TERRACE_ASSERT_OK(harness.store()->Read(keys, rows, found));
+  writer.Join();
+  TERRACE_ASSERT_OK(harness.CheckAll());
+  EXPECT_LE(harness.quota()->peak(), 9u * 4096);
 }
 
 TEST(StoreQuota, OldManifestsGoUnderPressureOneByOne) {

@@ -67,6 +67,27 @@ struct StoreImpl::ReadPlan {
   std::vector<FilePtr> held;          // By slot: the files that the places lie in.
 };
 
+// While it lives, files that compaction could remove may be held.
+class StoreImpl::ReadInFlight {
+ public:
+  explicit ReadInFlight(StoreImpl* store) : store_(store) {
+    MutexLock lock(&store_->mu_);
+    ++store_->reads_in_flight_;
+  }
+  ~ReadInFlight() {
+    MutexLock lock(&store_->mu_);
+    --store_->reads_in_flight_;
+    if (!store_->GoneToRemove()) return;
+    store_->compaction_wanted_.NotifyAll();
+    store_->compacted_.NotifyAll();
+  }
+  ReadInFlight(const ReadInFlight&) = delete;
+  ReadInFlight& operator=(const ReadInFlight&) = delete;
+
+ private:
+  StoreImpl* const store_;
+};
+
 struct StoreImpl::ReadCursor {
   std::size_t next = 0;  // Of ReadPlan::wanted.
   // When files are read whole: the file that is read, and where it is read on; 0: at another file.
@@ -80,9 +101,9 @@ Status StoreImpl::Read(std::span<const Key> keys, std::span<std::byte* const> ro
                        std::span<std::uint8_t> found, const std::atomic<bool>* stop) {
   TERRACE_CHECK(keys.size() == rows.size() && keys.size() == found.size());
   const CompactionPace::Hold use(&pace_, CompactionPace::kUse);
-  bool held_gone = false;
   for (std::size_t begin = 0; begin < keys.size(); begin += kSliceKeys) {
     const std::size_t n = std::min(kSliceKeys, keys.size() - begin);
+    const ReadInFlight in_flight(this);  // Ends when the plan has let its files go.
     ReadPlan plan;
     plan.keys = keys.subspan(begin, n);
     plan.rows = rows.subspan(begin, n);
@@ -97,12 +118,6 @@ Status StoreImpl::Read(std::span<const Key> keys, std::span<std::byte* const> ro
       ScopedTimer timer(clock_, &read_nanos_);
       TERRACE_RETURN_IF_ERROR(RunPlan(plan, stop));
     }
-    MutexLock state(&mu_);
-    for (const FilePtr& file : plan.held) held_gone |= file != nullptr && !file->live;
-  }
-  if (held_gone) {  // What compaction could not remove while it was read.
-    MutexLock state(&mu_);
-    compaction_wanted_.NotifyAll();
   }
   return OkStatus();
 }

@@ -34,13 +34,13 @@ void MakeStore(StoreHarness* harness, Rng* rng) {
   TERRACE_ASSERT_OK(harness->Commit());
 }
 
-// Damages a file in one of the ways in which disks and people do.
-void Damage(FileSystem* fs, const std::string& path, Rng* rng) {
+// Damages a file in one of the ways in which disks and people do. other: another file of the store.
+void Damage(FileSystem* fs, const std::string& path, const std::string& other, Rng* rng) {
   std::string bytes = ReadAll(fs, path);
   const auto flip = [&](std::size_t at) {
     bytes[at] = static_cast<char>(bytes[at] ^ (1 << rng->Below(8)));
   };
-  switch (rng->Below(6)) {
+  switch (rng->Below(8)) {
     case 0:  // A bit.
       flip(rng->Below(bytes.size()));
       break;
@@ -60,7 +60,22 @@ void Damage(FileSystem* fs, const std::string& path, Rng* rng) {
                 bytes.begin() + static_cast<std::ptrdiff_t>(end), '\0');
       break;
     }
-    case 4:  // The end is missing.
+    case 4:    // All of it is another file's,
+    case 5: {  // or all but some sectors, or some: writes over a file that was used anew are lost.
+      std::string old = ReadAll(fs, other);
+      old.resize(bytes.size());
+      const bool all = rng->Below(2) == 0;
+      const std::size_t sectors = bytes.size() / 512;
+      const std::size_t begin = all ? 0 : rng->Below(sectors) * 512;
+      const std::size_t end =
+          all ? bytes.size() : begin + 512 * (1 + rng->Below(sectors - begin / 512));
+      if (rng->Below(2) == 0) std::swap(bytes, old);
+      std::copy(old.begin() + static_cast<std::ptrdiff_t>(begin),
+                old.begin() + static_cast<std::ptrdiff_t>(end),
+                bytes.begin() + static_cast<std::ptrdiff_t>(begin));
+      break;
+    }
+    case 6:  // The end is missing.
       bytes.resize(rng->Below(bytes.size()));
       break;
     default:
@@ -144,7 +159,10 @@ void RepairOnce(std::uint64_t seed, std::uint64_t most_damaged) {
     const Manifest::File& file = before.manifest.files[rng.Below(before.manifest.files.size())];
     const std::string path = JoinPath(options.directory, ParameterFileName(file.id));
     if (fs.Stat(path).ok() && fs.Stat(path)->size > 0) {
-      ASSERT_NO_FATAL_FAILURE(Damage(&fs, path, &rng));
+      const std::uint64_t other = before.manifest.files[rng.Below(before.manifest.files.size())].id;
+      const std::string other_path = JoinPath(options.directory, ParameterFileName(other));
+      ASSERT_NO_FATAL_FAILURE(
+          Damage(&fs, path, fs.Stat(other_path).ok() ? other_path : path, &rng));
     }
   }
   Scrubbed scrubbed;

@@ -560,16 +560,18 @@ Status TrainingRun::DropCheckpointsBeyond(std::size_t keep) {
 
 bool TrainingRun::DropOldest() {
   MutexLock lock(&checkpoints_mu_);
-  if (kept_.size() < 2) return false;
-  const std::uint64_t id = kept_[0].id;
-  const Status status = DropKept(0);
-  if (status.code() == StatusCode::kUnavailable) return false;
-  if (!status.ok()) {
-    LogText(LogLevel::kWarning, status.ToString());
-    return false;
+  for (std::size_t i = 0; i + 1 < kept_.size(); ++i) {
+    const std::uint64_t id = kept_[i].id;
+    const Status status = DropKept(i);
+    if (status.code() == StatusCode::kUnavailable) continue;  // A reader holds it.
+    if (!status.ok()) {
+      LogText(LogLevel::kWarning, status.ToString());
+      return false;
+    }
+    LogText(LogLevel::kInfo, fmt::format("ssd.quota is short: checkpoint {} was dropped", id));
+    return true;
   }
-  LogText(LogLevel::kInfo, fmt::format("ssd.quota is short: checkpoint {} was dropped", id));
-  return true;
+  return false;
 }
 
 }  // namespace terrace
