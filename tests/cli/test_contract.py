@@ -4,6 +4,7 @@ import math
 import re
 import shlex
 import signal
+import subprocess
 
 import pytest
 
@@ -402,6 +403,28 @@ def test_resume_of_a_finished_run(finished):
     assert finished.result() == before
 
 
+def test_a_run_that_ended_at_max_examples_goes_on(terrace, workspace, log):
+    whole = harness.Run(terrace, workspace, jobs.tiny([log], [log]), "whole")
+    whole.train().expect(0)
+    run = harness.Run(terrace, workspace, jobs.tiny([log], [log]))
+    run.train("--set", "training.max_examples=1000").expect(0)
+    for same in ("1000", "900"):
+        assert "is finished" in run.train("--resume", "--set", f"training.max_examples={same}").expect(0).output
+    run.train("--resume", "--set", "training.max_examples=1500").expect(0)
+    assert 1500 <= run.summary()["examples"] < 1500 + 128
+    run.train("--resume").expect(0)
+    assert run.digest() == whole.digest()
+    assert run.summary()["validation"] == whole.summary()["validation"]
+    assert "is finished" in run.train("--resume").expect(0).output
+
+
+def test_a_batch_that_nobody_set_suits_the_minibatch(terrace, workspace, log):
+    job = jobs.tiny([log], training={"minibatch": 100, "threads": 2})
+    run = harness.Run(terrace, workspace, job)
+    run.train().expect(0)
+    assert "batch: 65600" in (run.path / "job.yaml").read_text()
+
+
 def test_a_finished_run_needs_neither_its_log_nor_its_memory(terrace, workspace, log):
     data = workspace / "log.tsv"
     data.write_bytes(log.read_bytes())
@@ -519,6 +542,10 @@ def test_predict(terrace, finished, log, workspace):
     assert len(predictions) == len(lines)
     assert [i for i, p in enumerate(predictions) if math.isnan(p)] == [3]
     assert all(0 < p < 1 for i, p in enumerate(predictions) if i != 3)
+    for suffix, decompress in ((".gz", ["gzip", "-dc"]), (".zst", ["zstd", "-dcq"])):
+        archive = workspace / f"predictions.txt{suffix}"
+        terrace("predict", finished.path, "--data", data, "--output", archive, log=workspace / "log").expect(0)
+        assert subprocess.run([*decompress, archive], check=True, capture_output=True).stdout == output.read_bytes()
     labels = [int(line[0]) for i, line in enumerate(lines) if i != 3]
     logloss = -sum(math.log(p if y else 1 - p) for p, y in
                    zip((p for p in predictions if not math.isnan(p)), labels)) / len(labels)

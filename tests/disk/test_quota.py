@@ -1,6 +1,8 @@
 """All that a run holds on disk stays within ssd.quota."""
+import fcntl
 import os
 import re
+import sys
 import time
 
 import pytest
@@ -73,3 +75,65 @@ def test_nothing_passes_the_quota(terrace, workspace, index):
     outcome.expect(0)
     assert run.summary()["examples"] == EXAMPLES
     assert run.verify()
+
+
+def evicting(workspace, **changes):
+    """A job that writes some 70 MiB of rows."""
+    job = jobs.tiny([])
+    job["data"] = {"format": "synthetic", "rows": 60_000, "cardinality": 100_000, "zipf": 0.8}
+    job["training"] = {"batch": 2048, "minibatch": 512, "threads": 2}
+    job["memory"] = {"budget": "100MiB"}
+    return harness.merge(job, {"table.dim": 8, **changes})
+
+
+def test_a_resume_with_less_than_is_held_is_refused(terrace, workspace):
+    run = harness.Run(terrace, workspace, evicting(workspace, **{"training.max_examples": 20_480}))
+    run.train().expect(0)
+    more = ("--resume", "--set", "training.max_examples=40960")
+    before = run.result()
+    refused = run.train(*more, "--set", "ssd.quota=8MiB").expect(2)
+    least = int(re.search(r"ssd\.quota of 8\.00 MiB is too small: the run's checkpoints hold .* at least (\d+) MiB",
+                          refused.output).group(1))
+    assert run.result() == before
+    outcome = run.train(*more, "--set", f"ssd.quota={least}MiB")
+    assert outcome.code == 0 or "--resume --set ssd.quota=" in outcome.output, outcome.output
+    assert run.summary()["examples"] > 20_480
+
+
+def test_a_checkpoint_that_is_read_does_not_keep_the_next_one(terrace, workspace):
+    """Of old checkpoints, which go when the quota is short, the oldest that nobody reads."""
+    job = evicting(workspace, **{"checkpoint": {"every_batches": 2, "keep": 4}})
+    free = harness.Run(terrace, workspace, job, "free")
+    free.train().expect(0)
+    quota = next(mib for mib in range(60, 400, 10)
+                 if "was dropped" in (tried := harness.Run(terrace, workspace, job, f"q{mib}", **{"ssd.quota": f"{mib}MiB"})
+                                      .train()).output and tried.code == 0)
+    run = harness.Run(terrace, workspace, job, **{"ssd.quota": f"{quota}MiB"})
+    process = run.start()
+    while process.poll() is None and not run.checkpoints():
+        time.sleep(0.001)
+    oldest = run.checkpoints()[0]
+    with open(run.path / "checkpoints" / oldest, "rb") as held_file:
+        fcntl.flock(held_file, fcntl.LOCK_SH)
+        outcome = process.wait()
+    assert "was dropped" in outcome.output, outcome.output
+
+
+@pytest.mark.parametrize("index", ["key", "group"])
+def test_open_files_run_out(terrace, workspace, index):
+    """A checkpoint is taken before there are too few, and larger files go on from there to the same model."""
+    settings = {"table.index": index, "table.expected_keys": 200_000} if index == "group" else {}
+    job = evicting(workspace, **settings)
+    whole = harness.Run(terrace, workspace, job, "whole")
+    whole.train().expect(0)
+    limit = [sys.executable, "-I", "-S", "-c",
+             "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (230, 230)); os.execv(sys.argv[1], sys.argv[1:])"]
+    run = harness.Run(terrace, workspace, job)
+    size = {"key": "64KiB", "group": "256KiB"}[index]
+    outcome = run.train("--set", f"ssd.file_size={size}", prefix=limit).expect(1)
+    assert "ulimit -n" in outcome.output and "go on with --resume" in outcome.output, outcome.output
+    assert run.checkpoints()
+    run.train("--resume", prefix=limit).expect(0)
+    assert run.digest() == whole.digest()
+    too_few = harness.Run(terrace, workspace, job, "few", **{"ssd.shards": 16}).train(prefix=limit).expect(2)
+    assert "raise that limit (ulimit -n) by at least" in too_few.output, too_few.output

@@ -100,6 +100,44 @@ def test_a_large_network(terrace, workspace, train_log, peak):
         assert peak.read() <= least * jobs.MIB, f"inspect --dense {options} took {peak.read() / jobs.MIB:.0f} of {least} MiB"
 
 
+def least_budget(run):
+    """That the job needs, in MiB, by what it says of a smaller one."""
+    refused = run.train("--set", "memory.budget=40MiB").expect(2)
+    return int(re.search(r"needs at least (\d+) MiB", refused.output).group(1))
+
+
+@pytest.mark.parametrize("changes", [
+    {"table.dim": 256},
+    {"table.dim": 128, "table.optimizer": {"type": "adam", "learning_rate": 0.01}, "training.minibatch": 2048},
+    {"table.dim": 8, "training.minibatch": 4096, "training.batch": 4096},
+], ids=str)
+def test_validation(terrace, workspace, train_log, peak, changes):
+    """Which copies the rows of whole mini-batches, in the least budget that would do."""
+    job = jobs.evicting([train_log], [train_log], training={"batch": 2048, "minibatch": 512, "threads": 2, "max_examples": 4096})
+    run = harness.Run(terrace, workspace, job, **{"validation.every_examples": 2048, **changes})
+    least = least_budget(run)
+    run.train("--set", f"memory.budget={least}MiB", prefix=peak.prefix).expect(0)
+    assert run.summary()["validation"]["examples"] > 0
+    assert peak.read() <= least * jobs.MIB, f"{peak.read() / jobs.MIB:.0f} of {least} MiB"
+
+
+@pytest.mark.parametrize("name", ["train", "validation"])
+def test_an_archive_with_a_long_window(terrace, workspace, logs, train_log, peak, name):
+    """Whose decompressor takes more memory than all else."""
+    log = logs.criteo(50_000, seed=9)
+    text = log.read_bytes()
+    archive = workspace / "long.tsv.zst"
+    subprocess.run(["zstd", "-q", "-1", "--long=26", "-o", archive], input=text * (1 + (70 << 20) // len(text)), check=True)
+    data = {"format": "criteo", "train": [str(train_log)], "validation": [str(train_log)], name: [str(archive)]}
+    job = jobs.tiny([], data=data, training={"batch": 512, "minibatch": 512, "threads": 2, "max_examples": 2048})
+    run = harness.Run(terrace, workspace, job)
+    least = least_budget(run)
+    assert least > 64 + 40, "the window is to be the most of it"
+    run.train("--set", f"memory.budget={least}MiB", prefix=peak.prefix).expect(0)
+    assert peak.read() <= least * jobs.MIB, f"{peak.read() / jobs.MIB:.0f} of {least} MiB"
+    assert peak.read() > 64 * jobs.MIB
+
+
 def test_the_least_budget_has_room_for_an_index(terrace, workspace, train_log):
     """Or a run of wide rows would stop before its first checkpoint."""
     job = jobs.evicting([train_log], training={"batch": 2048, "minibatch": 256, "threads": 2, "max_examples": 4096})

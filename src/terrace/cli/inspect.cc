@@ -436,8 +436,9 @@ Status InspectFindings(FileSystem* fs, const std::string& run, Report* report) {
     report->text += FindingsText(findings);
     report->text += fmt::format("what can be done: terrace inspect {} --repair\n", run);
   } else {
-    report->text += fmt::format("every byte is as it was written ({} checkpoints, {} of rows)\n",
-                                scrub.checkpoints.size(), FormatBytes(scrub.bytes_read));
+    report->text += fmt::format(
+        "every byte of {} checkpoints, {} of rows and the metrics is as it was written\n",
+        scrub.checkpoints.size(), FormatBytes(scrub.bytes_read));
   }
   return OkStatus();
 }

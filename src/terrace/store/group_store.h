@@ -58,6 +58,7 @@ class GroupStore final : public Store {
   }
   void OpenReserve() override { inner_->OpenReserve(); }
   Status MakeRoom(std::uint64_t bytes) override { return inner_->MakeRoom(bytes); }
+  Status MergeFiles(std::uint64_t files) override { return inner_->MergeFiles(files); }
   void SetHolder(RowHolder* /*holder*/) override {}
   void WantSweep() override {}
   StoreStats stats() const override;

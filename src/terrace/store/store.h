@@ -319,6 +319,8 @@ class Store {
   // is left to compact. Blocks: on compaction. Thread-safe. Errors: of compaction, as
   // background_status().
   virtual Status MakeRoom(std::uint64_t bytes) = 0;
+  // Likewise, until so many more files may be open or none is due.
+  virtual Status MergeFiles(std::uint64_t files) = 0;
 
   // Sweeps keep the keys of `holder` from now on; null: nobody holds any. Blocks: while a sweep
   // asks the last one.

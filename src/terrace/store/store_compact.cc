@@ -184,7 +184,7 @@ Status StoreImpl::CompactAll() {
   return OkStatus();
 }
 
-Status StoreImpl::CompactUntil(const std::function<bool()>& enough) {
+Status StoreImpl::CompactUntil(RoundFor whom, const std::function<bool()>& enough) {
   ScopedTimer timer(clock_, &compaction_wait_nanos_);
   const CompactionPace::Hold hurry(&pace_, CompactionPace::kHurry);
   Compactor* const compactor = &compactors_[0];
@@ -193,12 +193,16 @@ Status StoreImpl::CompactUntil(const std::function<bool()>& enough) {
   for (bool more = true;;) {
     TERRACE_RETURN_IF_ERROR(RemoveAllGone());
     if (enough() || !more) return OkStatus();
-    TERRACE_RETURN_IF_ERROR(CompactRound(compactor, RoundFor::kSpace, &more));
+    TERRACE_RETURN_IF_ERROR(CompactRound(compactor, whom, &more));
   }
 }
 
 Status StoreImpl::MakeRoom(std::uint64_t bytes) {
-  return CompactUntil([&] { return quota_->HasFree(bytes); });
+  return CompactUntil(RoundFor::kSpace, [&] { return quota_->HasFree(bytes); });
+}
+
+Status StoreImpl::MergeFiles(std::uint64_t files) {
+  return CompactUntil(RoundFor::kCaller, [&] { return quota_->HasFreeFiles(files); });
 }
 
 bool StoreImpl::AwaitOtherRound(RoundFor whom) {

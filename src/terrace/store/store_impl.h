@@ -117,6 +117,7 @@ class StoreImpl final : public Store {
     writes_keep_files_.store(0, std::memory_order_relaxed);
   }
   Status MakeRoom(std::uint64_t bytes) override;
+  Status MergeFiles(std::uint64_t files) override;
   void SetHolder(RowHolder* holder) override;
   void WantSweep() override;
   StoreStats stats() const override;
@@ -311,6 +312,7 @@ class StoreImpl final : public Store {
   // For whom a round is: compaction's own threads; a caller who wants all that is due; one who
   // wants space, and so only files whose removal gives theirs back at once. Callers wait for
   // another's round where they find nothing to do, or no space, before it has ended.
+  // kSpace: of files whose removal gives their space back at once.
   enum class RoundFor { kBackground, kCaller, kSpace };
   // more: whether another one may have something to do.
   Status CompactRound(Compactor* compactor, RoundFor whom, bool* more)
@@ -328,8 +330,8 @@ class StoreImpl final : public Store {
   // Its outputs are part of the store from here on, and inputs without newest rows no longer.
   void ReleaseFiles(Compaction* round) TERRACE_EXCLUDES(mu_);
   Status CompactAll() TERRACE_EXCLUDES(mu_);
-  // Files whose removal gives their space back at once, until that is enough or none is due.
-  Status CompactUntil(const std::function<bool()>& enough) TERRACE_EXCLUDES(mu_);
+  // Until that is enough or none is due.
+  Status CompactUntil(RoundFor whom, const std::function<bool()>& enough) TERRACE_EXCLUDES(mu_);
   // The files that are to be compacted, in this order; none: none is due.
   std::vector<FilePtr> DueFiles(bool freeing_only) const TERRACE_REQUIRES(mu_);
   bool CompactionDue() const TERRACE_REQUIRES(mu_) {

@@ -402,7 +402,8 @@ Status StoreImpl::ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files)
   // First what frees space at once, here and elsewhere; then old checkpoints, after each of which
   // files are removed that only it named.
   for (bool more = true; more;) {
-    TERRACE_RETURN_IF_ERROR(CompactUntil([&] {
+    // Of few places those take none that only a checkpoint names.
+    TERRACE_RETURN_IF_ERROR(CompactUntil(has_slots ? RoundFor::kSpace : RoundFor::kCaller, [&] {
       status = reserve();
       return status.ok();
     }));

@@ -27,6 +27,20 @@ std::uint64_t IndexRoomBytes(const Job& job, const ModelPlan& plan) {
   return stores * kFewKeysBytes + kIndexRoomRows * kKeyIndexBytes;
 }
 
+std::uint64_t MinibatchWriteBytes(const Job& job, const ModelPlan& plan) {
+  std::uint64_t bytes = 0;
+  for (const TablePlan& table : plan.tables) {
+    const std::uint32_t row_bytes = table.schema.row_bytes();
+    std::uint64_t records = std::uint64_t{job.training.minibatch} * table.slots.size();
+    const IndexKind kind = IndexOf(job, plan, table);
+    if (kind == IndexKind::kGroup) {
+      records = std::min(records, GroupLayout::Of(row_bytes).GroupsFor(table.expected_keys));
+    }
+    bytes += records * RecordRowBytes(kind, row_bytes);
+  }
+  return bytes;
+}
+
 std::uint64_t FirstIndexBytes(const Job& job, const ModelPlan& plan) {
   std::uint64_t bytes = 0;
   for (const TablePlan& table : plan.tables) {

@@ -26,6 +26,10 @@ std::uint64_t IndexBytes(IndexKind kind, std::uint32_t row_bytes, std::uint64_t 
 inline constexpr std::uint64_t kIndexRoomRows = 250'000;
 std::uint64_t IndexRoomBytes(const Job& job, const ModelPlan& plan);
 
+// What a write of the rows of a mini-batch of distinct keys takes of the disk in a new run, about:
+// by group a block for each, as far as there are blocks.
+std::uint64_t MinibatchWriteBytes(const Job& job, const ModelPlan& plan);
+
 // What the indexes of a new run take before it has a row.
 std::uint64_t FirstIndexBytes(const Job& job, const ModelPlan& plan);
 

@@ -260,6 +260,11 @@ void RunStores::OpenReserve() {
   for (Entry& entry : stores_) entry.store->OpenReserve();
 }
 
+Status RunStores::MergeFiles(std::uint64_t files) {
+  for (Entry& entry : stores_) TERRACE_RETURN_IF_ERROR(entry.store->MergeFiles(files));
+  return OkStatus();
+}
+
 Result<bool> RunStores::GiveRoom(std::uint64_t bytes) {
   if (bytes > 0) {
     const std::uint64_t used = quota_->used();

@@ -68,6 +68,8 @@ class RunStores {
   // stores can free at once, or else the oldest checkpoint. False: nothing was left to give.
   // Thread-safe.
   Result<bool> GiveRoom(std::uint64_t bytes);
+  // See Store::MergeFiles.
+  Status MergeFiles(std::uint64_t files);
   void WantSweep(std::size_t table);
   StoreStats stats() const;  // Sums.
   std::uint64_t index_bytes() const;

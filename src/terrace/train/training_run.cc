@@ -189,6 +189,7 @@ Status TrainingRun::ReserveForLastCheckpoint() {
   for (bool given = true; given && !quota_->HasFree(needed);) {
     TERRACE_ASSIGN_OR_RETURN(given, stores_->GiveRoom(needed));
   }
+  if (!quota_->HasFreeFiles(files)) TERRACE_RETURN_IF_ERROR(stores_->MergeFiles(files));
   Status short_of;
   if (!quota_->HasFree(needed)) {
     // For the next checkpoint as much again as for this one.

@@ -341,7 +341,8 @@ Status TrainingRun::CheckOpenFiles() const {
 
 std::uint64_t TrainingRun::LeastQuotaBytes() const {
   return 2 * job_.ssd.file_bytes + 3 * MostDenseFileBytes() + 3 * FilterFilesBytes() +
-         3 * MostCheckpointFileBytes() + SmallFilesBytes() + 4 * LeastCacheBytes(job_, *plan_);
+         3 * MostCheckpointFileBytes() + SmallFilesBytes() +
+         4 * std::max(LeastCacheBytes(job_, *plan_), MinibatchWriteBytes(job_, *plan_));
 }
 
 Status TrainingRun::CheckQuota() const {

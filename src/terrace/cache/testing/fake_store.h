@@ -37,6 +37,7 @@ class FakeStore final : public Store {
   void SetKeepFree(std::uint64_t /*bytes*/, std::uint64_t /*files*/) override {}
   void OpenReserve() override {}
   Status MakeRoom(std::uint64_t /*bytes*/) override { return OkStatus(); }
+  Status MergeFiles(std::uint64_t /*files*/) override { return OkStatus(); }
   void SetHolder(RowHolder* /*holder*/) override {}  // Nothing expires in it.
   void WantSweep() override {}
   StoreStats stats() const override;
