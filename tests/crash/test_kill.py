@@ -107,6 +107,44 @@ def test_settings(terrace, workspace, logs, sample_seed, full, index):
         harness.remove(folder)
 
 
+def rate(base, decay):
+    """A schedule that changes at each step of an interrupted job."""
+    return {"base": base, "warmup_steps": 7, "decay": decay, "decay_steps": 20, "final": base / 10}
+
+
+RICH = {
+    "data.shuffle": "examples",
+    "data.shuffle_window": 700,
+    "table.optimizer": {"type": "adam", "learning_rate": rate(0.01, "cosine")},
+    "tables": {"ads": {"dim": 4, "optimizer": {"type": "ftrl", "learning_rate": 0.1, "l1": 0.01}},
+               "words": {"dim": 16, "optimizer": {"type": "adagrad_row", "learning_rate": rate(0.05, "linear")}}},
+    "slots": {"C1": {"table": "ads", "pooling": "mean"}, "C2": {"table": "ads"}, "C3": {"table": "words"}, "C9": {"table": "words"}},
+    "network": {"type": "dnn", "hidden": [32, 16], "wide": True,
+                "wide_optimizer": {"type": "ftrl", "learning_rate": 0.1, "l1": 0.001},
+                "optimizer": {"type": "sgd", "learning_rate": rate(0.02, "cosine"), "momentum": 0.9, "clip_norm": 0.5}},
+}
+
+
+def test_rich_mathematics(terrace, workspace, job, sample_seed):
+    """Steps of schedules, momentum, clipping and several optimizers go on over kills, signals, depths and budgets as if nothing
+    had been."""
+    undisturbed = harness.Run(terrace, workspace, job, "undisturbed", **RICH, **{"memory.budget": jobs.LARGE_BUDGET})
+    undisturbed.train().expect(0)
+    expected = undisturbed.result()
+    rng = random.Random(sample_seed)
+    run = harness.Run(terrace, workspace, job, **RICH, **{"memory.budget": "144MiB"})
+    ended = 0
+    for part in range(1, 5):
+        changes = ("--resume", "--set", f"pipeline.depth={rng.choice((0, 1, 2, 4))}",
+                   "--set", f"memory.budget={rng.choice(('144MiB', '256MiB', '2GiB'))}")
+        process = run.start(*changes)
+        run.wait_for_metrics(process, rng.randrange(len(expected["metrics"]) * part // 5))
+        process.signal(rng.choice((signal.SIGINT, signal.SIGKILL)))
+        ended += process.wait().code in (130, -signal.SIGKILL)
+    assert ended >= 2, "the signals came too late"
+    resume_and_compare(run, expected, f"--sample-seed {sample_seed}")
+
+
 def test_every_sync_point(terrace, workspace, job, undisturbed, sample_seed, full):
     """At the first hit of each named point, and of some that the seed draws at a later one."""
     expected, _, points, _ = undisturbed
