@@ -113,7 +113,12 @@ def test_a_checkpoint_that_is_read_does_not_keep_the_next_one(terrace, workspace
     while process.poll() is None and not run.checkpoints():
         time.sleep(0.001)
     oldest = run.checkpoints()[0]
-    with open(run.path / "checkpoints" / oldest, "rb") as held_file:
+    try:
+        held_file = open(run.path / "checkpoints" / oldest, "rb")
+    except FileNotFoundError:  # It has gone by now, on a busy machine.
+        process.wait()
+        pytest.skip("the oldest checkpoint went before it could be held")
+    with held_file:
         fcntl.flock(held_file, fcntl.LOCK_SH)
         outcome = process.wait()
     assert "was dropped" in outcome.output, outcome.output
@@ -126,14 +131,20 @@ def test_open_files_run_out(terrace, workspace, index):
     job = evicting(workspace, **settings)
     whole = harness.Run(terrace, workspace, job, "whole")
     whole.train().expect(0)
-    limit = [sys.executable, "-I", "-S", "-c",
-             "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (230, 230)); os.execv(sys.argv[1], sys.argv[1:])"]
+
+    def limit(files):
+        return [sys.executable, "-I", "-S", "-c", "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, "
+                f"({files}, {files})); os.execv(sys.argv[1], sys.argv[1:])"]
+
     run = harness.Run(terrace, workspace, job)
-    size = {"key": "64KiB", "group": "256KiB"}[index]
-    outcome = run.train("--set", f"ssd.file_size={size}", prefix=limit).expect(1)
-    assert "ulimit -n" in outcome.output and "go on with --resume" in outcome.output, outcome.output
-    assert run.checkpoints()
-    run.train("--resume", prefix=limit).expect(0)
+    outcome = run.train("--set", "ssd.file_size=256KiB", prefix=limit(400)).expect(1)
+    stopped = re.search(r"the run has (\d+) parameter files open, the system lets it open (\d+), and (\d+) more are kept for .*ulimit -n.*"
+                        "go on with --resume", outcome.output)
+    assert stopped, outcome.output
+    is_open, may_be, are_kept = map(int, stopped.groups())
+    assert is_open > 100 and is_open + are_kept > may_be
+    assert "holds all that was trained" in outcome.output, outcome.output
+    run.train("--resume", prefix=limit(400)).expect(0)
     assert run.digest() == whole.digest()
-    too_few = harness.Run(terrace, workspace, job, "few", **{"ssd.shards": 16}).train(prefix=limit).expect(2)
+    too_few = harness.Run(terrace, workspace, job, "few", **{"ssd.shards": 16}).train(prefix=limit(200)).expect(2)
     assert "raise that limit (ulimit -n) by at least" in too_few.output, too_few.output

@@ -163,10 +163,9 @@ struct StoreOptions {
   // false: compaction runs inside Write, when due, and Write itself writes (depth 0).
   bool background_compaction = true;
   // Called by a Write that finds no room after compaction gave what it could, with the bytes of the
-  // quota that have to be free, or 0 where the index has too few places for files: makes room
-  // elsewhere, or drops an old checkpoint (it may call MakeRoom() and Drop() of this store), and
-  // says whether there is more room now. Runs on the thread of that Write. Empty: nothing else can
-  // be done.
+  // quota that have to be free: makes room elsewhere, or drops an old checkpoint (it may call
+  // MakeRoom() and Drop() of this store), and says whether there is more room now. Runs on the
+  // thread of that Write. Empty: nothing else can be done.
   std::function<Result<bool>(std::uint64_t bytes)> on_pressure;
   // Null: rows stay. Else rows that may go, and that no holder has, are dropped: first from the
   // index, by a sweep that reads all files once for each of its points; compaction then gives their
@@ -311,6 +310,9 @@ class Store {
   // rewrites leave free from now on, for the last checkpoint and one compaction output, and open
   // files that Write leaves. Thread-safe.
   virtual void SetKeepFree(std::uint64_t bytes, std::uint64_t files = 0) = 0;
+  // Files, and places for them, that Write leaves to compaction besides, whose outputs are few and
+  // make room.
+  static constexpr std::uint64_t kFilesForCompaction = 8;
   // Until the next SetKeepFree Write takes of them: the checkpoint that they are for is being
   // written. Thread-safe.
   virtual void OpenReserve() = 0;

@@ -554,8 +554,6 @@ class StoreImpl::RowSink {
 
 // The read buffer's parts, which the disk and the reader take in turn.
 inline constexpr std::size_t kReadParts = 8;
-// File slots that writes leave to compaction, whose outputs are few and make room.
-inline constexpr std::uint64_t kSlotsForCompaction = 8;
 // Index entries changed or looked up under one hold of the lock, so that others wait for a fraction
 // of a millisecond.
 inline constexpr std::size_t kIndexBatch = 4096;

@@ -343,7 +343,7 @@ Status StoreImpl::Recover(const ManifestReference& reference,
   MakeIndexes(most_rows);
   {
     MutexLock lock(&mu_);
-    if (files.size() + kSlotsForCompaction > index_->max_slots()) {
+    if (files.size() + kFilesForCompaction > index_->max_slots()) {
       return InvalidArgumentError(
           fmt::format("{} holds {} parameter files, and with files of up to {} rows its index has "
                       "places for {}: lower ssd.file_size",

@@ -77,9 +77,8 @@ class StoreImpl::ReadInFlight {
   ~ReadInFlight() {
     MutexLock lock(&store_->mu_);
     --store_->reads_in_flight_;
-    if (!store_->GoneToRemove()) return;
-    store_->compaction_wanted_.NotifyAll();
     store_->compacted_.NotifyAll();
+    if (store_->GoneToRemove()) store_->compaction_wanted_.NotifyAll();
   }
   ReadInFlight(const ReadInFlight&) = delete;
   ReadInFlight& operator=(const ReadInFlight&) = delete;

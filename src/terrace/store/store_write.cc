@@ -374,7 +374,7 @@ void StoreImpl::ReleaseSlots(std::uint64_t files) {
 
 Status StoreImpl::NoSlots(std::uint64_t files) const {
   MutexLock lock(&mu_);
-  if (used_slots() + files + kSlotsForCompaction > index_->max_slots()) {
+  if (used_slots() + files + kFilesForCompaction > index_->max_slots()) {
     return IoError(fmt::format(
         "{} holds {} parameter files and is to get {} more, but its index has places for {}: "
         "choose larger files (ssd.file_size) or more shards (ssd.shards)",
@@ -390,7 +390,7 @@ Status StoreImpl::NoSlots(std::uint64_t files) const {
 Status StoreImpl::ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files) {
   bool has_slots = true;
   const auto reserve = [&]() -> Status {
-    has_slots = ReserveSlots(files, kSlotsForCompaction,
+    has_slots = ReserveSlots(files, kFilesForCompaction,
                              writes_keep_files_.load(std::memory_order_relaxed));
     if (!has_slots) return NoSlots(files);
     const Status taken = TakeSpace(bytes, writes_keep_free_.load(std::memory_order_relaxed));
@@ -399,20 +399,24 @@ Status StoreImpl::ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files)
   };
   Status status = reserve();
   if (status.ok()) return status;
-  // First what frees space at once, here and elsewhere; then old checkpoints, after each of which
-  // files are removed that only it named.
-  for (bool more = true; more;) {
-    // Of few places those take none that only a checkpoint names.
-    TERRACE_RETURN_IF_ERROR(CompactUntil(has_slots ? RoundFor::kSpace : RoundFor::kCaller, [&] {
+  while (true) {
+    // What frees space at once; of places merging whatever is due frees some.
+    const bool merges = !has_slots;
+    TERRACE_RETURN_IF_ERROR(CompactUntil(merges ? RoundFor::kCaller : RoundFor::kSpace, [&] {
       status = reserve();
       return status.ok();
     }));
     if (status.ok()) return status;
-    more = false;
-    if (options_.on_pressure) {
-      const std::uint64_t keep_free = writes_keep_free_.load(std::memory_order_relaxed);
-      TERRACE_ASSIGN_OR_RETURN(more, options_.on_pressure(has_slots ? bytes + keep_free : 0));
+    if (!has_slots) {
+      if (merges) break;  // No more than that helps: a checkpoint takes no place.
+      continue;
     }
+    // Likewise elsewhere; then old checkpoints, after each of which files are removed that only it
+    // named.
+    if (!options_.on_pressure) break;
+    const std::uint64_t keep_free = writes_keep_free_.load(std::memory_order_relaxed);
+    TERRACE_ASSIGN_OR_RETURN(const bool more, options_.on_pressure(bytes + keep_free));
+    if (!more) break;
   }
   return status.WithContext(
       fmt::format("writing {} to {}, after compaction", FormatBytes(bytes), options_.directory));

@@ -266,11 +266,9 @@ Status RunStores::MergeFiles(std::uint64_t files) {
 }
 
 Result<bool> RunStores::GiveRoom(std::uint64_t bytes) {
-  if (bytes > 0) {
-    const std::uint64_t used = quota_->used();
-    for (Entry& entry : stores_) TERRACE_RETURN_IF_ERROR(entry.store->MakeRoom(bytes));
-    if (quota_->HasFree(bytes) || quota_->used() < used) return true;
-  }
+  const std::uint64_t used = quota_->used();
+  for (Entry& entry : stores_) TERRACE_RETURN_IF_ERROR(entry.store->MakeRoom(bytes));
+  if (quota_->HasFree(bytes) || quota_->used() < used) return true;
   return drop_oldest_ && drop_oldest_();
 }
 

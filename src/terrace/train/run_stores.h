@@ -64,9 +64,8 @@ class RunStores {
   Status Drop(std::uint64_t id);
   void SetKeepFree(std::uint64_t bytes, std::uint64_t files);
   void OpenReserve();
-  // For so many free bytes of the quota, or 0 where an index has too few places for files: what all
-  // stores can free at once, or else the oldest checkpoint. False: nothing was left to give.
-  // Thread-safe.
+  // For so many free bytes of the quota: what all stores can free at once, or else the oldest
+  // checkpoint. False: nothing was left to give. Thread-safe.
   Result<bool> GiveRoom(std::uint64_t bytes);
   // See Store::MergeFiles.
   Status MergeFiles(std::uint64_t files);

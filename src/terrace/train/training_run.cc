@@ -172,10 +172,20 @@ std::uint64_t TrainingRun::SmallFilesBytes() const {
 }
 
 std::uint64_t TrainingRun::CheckpointFiles(std::uint64_t bytes) const {
-  std::uint64_t writes = 0;
-  for (RowCache* cache : cache_pointers_)
-    writes += cache->dirty_writes() + 1;  // And what is pinned.
-  return writes * static_cast<std::uint64_t>(job_.ssd.shards) + bytes / job_.ssd.file_bytes;
+  std::uint64_t writes = 0, row_bytes = ~std::uint64_t{0};
+  for (std::size_t t = 0; t < caches_.size(); ++t) {
+    writes += caches_[t]->dirty_writes() + 1;  // And what is pinned.
+    row_bytes = std::min<std::uint64_t>(row_bytes, plan_->tables[t].schema.row_bytes());
+  }
+  std::uint64_t file_bytes = job_.ssd.file_bytes;
+  if (memory_.most_file_rows < file_bytes / row_bytes) {
+    file_bytes = memory_.most_file_rows * row_bytes;
+  }
+  const std::uint64_t files = writes * static_cast<std::uint64_t>(job_.ssd.shards) +
+                              bytes / file_bytes + Store::kFilesForCompaction;
+  // A bound that is above what a checkpoint takes as a rule: not for its sake does a run stop that
+  // has files left.
+  return std::min(files, quota_->limit_files() / 4);
 }
 
 Status TrainingRun::ReserveForLastCheckpoint() {
@@ -202,8 +212,9 @@ Status TrainingRun::ReserveForLastCheckpoint() {
         (enough + kMiB - 1) / kMiB));
   } else if (!quota_->HasFreeFiles(files)) {
     short_of = IoError(fmt::format(
-        "the run has {} parameter files open, the system lets it open {}, and a checkpoint of what "
-        "memory holds makes up to {} more. The run has stopped after that checkpoint: raise that "
+        "the run has {} parameter files open, the system lets it open {}, and {} more are kept for "
+        "a "
+        "checkpoint of what memory holds. The run has stopped after that checkpoint: raise that "
         "limit (ulimit -n) or choose larger files (ssd.file_size), and go on with --resume",
         quota_->files(), quota_->limit_files(), files));
   }
@@ -399,7 +410,11 @@ Status TrainingRun::AfterFailure(const Status& failure) {
   } else if (checkpoint.ToString() != failure.ToString()) {
     LogText(LogLevel::kWarning, "no further checkpoint could be taken: " + checkpoint.ToString());
   }
-  return wanted ? stopped : WithWayOn(stopped);
+  if (!wanted) return WithWayOn(stopped);
+  // It speaks of the checkpoint.
+  return checkpoint.ok() ? stopped
+                         : WithWayOn(checkpoint.WithContext(
+                               fmt::format("training stopped at example {}", cursor_.examples)));
 }
 
 bool TrainingRun::LeavesMoreThanSaved(const Status& failure) const {

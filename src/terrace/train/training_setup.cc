@@ -321,22 +321,23 @@ Status TrainingRun::ReserveKept(std::span<const Checkpoint> kept) {
 }
 
 std::uint64_t TrainingRun::MostParameterFiles() const {
-  // Besides logs, checkpoints, locks and threads' queues, a store has queues and files in the
-  // making.
+  // A store has three queues for reading, and one more at times; all else is the run's.
   const std::uint64_t others =
-      128 + 8 * plan_->tables.size() * static_cast<std::uint64_t>(job_.ssd.shards);
+      64 + 4 * plan_->tables.size() * static_cast<std::uint64_t>(job_.ssd.shards);
   const std::uint64_t limit = OpenFileLimit();
   return limit > others ? limit - others : 0;
 }
 
 Status TrainingRun::CheckOpenFiles() const {
-  constexpr std::uint64_t kLeast = 64;
+  // Some for each store.
+  const std::uint64_t least =
+      32 + 8 * plan_->tables.size() * static_cast<std::uint64_t>(job_.ssd.shards);
   const std::uint64_t most = MostParameterFiles();
-  if (most >= kLeast) return OkStatus();
+  if (most >= least) return OkStatus();
   return InvalidArgumentError(
       fmt::format("the system lets this process open {} files, too few for this job: raise that "
                   "limit (ulimit -n) by at least {}, or lower ssd.shards",
-                  OpenFileLimit(), kLeast - most));
+                  OpenFileLimit(), least - most));
 }
 
 std::uint64_t TrainingRun::LeastQuotaBytes() const {
