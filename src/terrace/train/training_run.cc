@@ -237,6 +237,9 @@ void TrainingRun::AfterPull(const DataCursor& cursor) {
   }
   const RowCacheStats stats = CacheStats();
   if (!LookAhead::Fills(stats.used_bytes, stats.capacity_bytes)) return;
+  // Near its end the log asks for too little to be worth the first use of memory for that.
+  constexpr double kNearItsEnd = 0.95;
+  if (source_->stats().progress > kNearItsEnd) return;
   LogText(
       LogLevel::kInfo,
       fmt::format("memory fills with rows at example {}: looking ahead for those that come again",
