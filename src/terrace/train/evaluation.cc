@@ -45,7 +45,7 @@ std::vector<StepTable> StepTables(const ModelPlan& plan, std::uint64_t seed) {
 }
 
 std::uint32_t PeekProvider::BatchOf(std::uint32_t minibatch) {
-  return minibatch * std::max(1U, 4096 / minibatch);
+  return minibatch * std::max(1U, 1024 / minibatch);
 }
 
 std::uint64_t PeekProvider::MostBytes(const ModelPlan& plan, std::uint32_t minibatch) {

@@ -436,16 +436,19 @@ Status TrainingRun::WithWayOn(const Status& failure) const {
                     failure.message(), last_checkpoint_));
   }
   if (failure.code() != StatusCode::kIo) return failure;
+  // A limit's message says what to change.
+  const bool of_a_limit = failure.message().find("ssd.quota") != std::string::npos ||
+                          failure.message().find("ulimit -n") != std::string::npos;
+  const std::string_view what =
+      of_a_limit ? "with that changed" : "free space on that disk, or mend it, and";
   const std::string left =
       last_checkpoint_ > 0
           ? fmt::format(
-                "Checkpoint {} is intact: once that is put right (a full disk needs space), the "
-                "same "
-                "command with --resume goes on from there",
-                last_checkpoint_)
-          : std::string(
-                "The run has no checkpoint yet: once that is put right (a full disk needs space), "
-                "the same command with --resume starts it anew");
+                "Checkpoint {} is intact: {} the same command with --resume goes on from there",
+                last_checkpoint_, what)
+          : fmt::format(
+                "The run has no checkpoint yet: {} the same command with --resume starts it anew",
+                what);
   return IoError(fmt::format("{}. {}", failure.message(), left));
 }
 
