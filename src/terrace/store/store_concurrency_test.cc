@@ -1,6 +1,7 @@
 // Reads, writes, commits and compaction side by side; and the orders of events that could go wrong.
 #include <gtest/gtest.h>
 #include <pthread.h>
+#include <sched.h>
 
 #include <atomic>
 #include <cstring>
@@ -207,9 +208,11 @@ TEST_P(StoreHazard, WriteOvertakesCompaction) {
   // be a compaction thread's, which is often faster than CompactNow, so the harness has a lock.
   Mutex mu;
   std::atomic<bool> armed{false};
+  std::atomic<bool> open{false};
   std::atomic<bool> done{false};
   SyncPoint::Arm([&](std::string_view name) {
     if (name != "store.compact.before_publish" || !armed.load() || done.exchange(true)) return;
+    while (!open.load()) sched_yield();  // It may be the only round, and begins with the store.
     MutexLock lock(&mu);
     TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(200, 300)));
     TERRACE_ASSERT_OK(harness.Erase(harness.KeysFrom(300, 320)));
@@ -218,8 +221,9 @@ TEST_P(StoreHazard, WriteOvertakesCompaction) {
   harness.options()->background_compaction = true;  // So that Write itself does not compact.
   // Nor waits for the compaction that it interrupts, which is not two files behind.
   harness.options()->file_bytes = ByGroup() ? 1 << 20 : 64 * 500;
-  TERRACE_ASSERT_OK(harness.Reopen(1));
   armed.store(true);
+  TERRACE_ASSERT_OK(harness.Reopen(1));
+  open.store(true);
   for (int i = 0; i < 1000 && !done.load(); ++i) {
     {
       MutexLock lock(&mu);
