@@ -148,3 +148,14 @@ def test_open_files_run_out(terrace, workspace, index):
     assert run.digest() == whole.digest()
     too_few = harness.Run(terrace, workspace, job, "few", **{"ssd.shards": 16}).train(prefix=limit(200)).expect(2)
     assert "raise that limit (ulimit -n) by at least" in too_few.output, too_few.output
+
+
+def test_a_start_by_group_knows_of_blocks(terrace, workspace):
+    """A write of few rows is one of many blocks: a quota that holds rows by key may be too small for it."""
+    job = evicting(workspace, **{"table.expected_keys": 400_000, "training.max_examples": 2048, "training.batch": 512})
+    run = harness.Run(terrace, workspace, job, "key", **{"ssd.quota": "120MiB"})
+    run.train().expect(0)
+    run = harness.Run(terrace, workspace, job, "group", **{"ssd.quota": "120MiB", "table.index": "group"})
+    refused = run.train().expect(2)
+    assert re.search(r"ssd\.quota of 120\.00 MiB is too small: .* at least \d+ MiB", refused.output), refused.output
+    assert not run.path.exists()

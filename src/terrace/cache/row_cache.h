@@ -145,9 +145,9 @@ class RowCache {
   virtual Status WriteAhead(std::uint64_t rows) = 0;
   // An upper bound of the bytes that FlushDirty would write now; and about how many it would.
   virtual std::uint64_t dirty_bytes() const = 0;
-  // Writes of each store that it takes.
-  virtual std::uint64_t dirty_writes() const = 0;
   virtual std::uint64_t likely_dirty_bytes() const = 0;
+  // Likewise an upper bound: writes of each store.
+  virtual std::uint64_t dirty_writes() const = 0;
 
   // Changes the limit. Smaller: evicts, and gives arena chunks back to the system. Blocks: as
   // StartPin, on writes and on a FlushDirty, which Abort ends. kOutOfMemory: pinned rows hold more;

@@ -63,8 +63,8 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   Status FlushDirty() override;
   Status WriteAhead(std::uint64_t rows) override;
   std::uint64_t dirty_bytes() const override;
-  std::uint64_t dirty_writes() const override;
   std::uint64_t likely_dirty_bytes() const override;
+  std::uint64_t dirty_writes() const override;
   Status SetCapacity(std::uint64_t capacity_bytes) override;
   void Abort(const Status& cause) override;
   Status background_status() const override;

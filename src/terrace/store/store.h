@@ -306,13 +306,13 @@ class Store {
   // Runs compaction until none is due. For tests.
   virtual Status CompactNow() = 0;
 
+  // Files, and places for them, that Write always leaves to compaction, whose outputs are few and
+  // make room.
+  static constexpr std::uint64_t kFilesForCompaction = 8;
   // Bytes of the quota that Write, compaction that frees no file at once and the second of two
   // rewrites leave free from now on, for the last checkpoint and one compaction output, and open
   // files that Write leaves. Thread-safe.
   virtual void SetKeepFree(std::uint64_t bytes, std::uint64_t files = 0) = 0;
-  // Files, and places for them, that Write leaves to compaction besides, whose outputs are few and
-  // make room.
-  static constexpr std::uint64_t kFilesForCompaction = 8;
   // Until the next SetKeepFree Write takes of them: the checkpoint that they are for is being
   // written. Thread-safe.
   virtual void OpenReserve() = 0;

@@ -312,7 +312,6 @@ class StoreImpl final : public Store {
   // For whom a round is: compaction's own threads; a caller who wants all that is due; one who
   // wants space, and so only files whose removal gives theirs back at once. Callers wait for
   // another's round where they find nothing to do, or no space, before it has ended.
-  // kSpace: of files whose removal gives their space back at once.
   enum class RoundFor { kBackground, kCaller, kSpace };
   // more: whether another one may have something to do.
   Status CompactRound(Compactor* compactor, RoundFor whom, bool* more)

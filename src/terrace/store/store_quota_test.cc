@@ -164,12 +164,17 @@ TEST(StoreQuota, PlacesForFilesAreNotBytes) {
   TERRACE_ASSERT_OK(harness.Write(Range(0, 4000)));
   const Status refused = harness.Write(Range(4000, 5000));
   EXPECT_EQ(refused.code(), StatusCode::kIo);
-  EXPECT_NE(refused.message().find("/run/rows/ads/shard-0 holds 4"), std::string::npos);
-  EXPECT_NE(refused.message().find("its index has places for 4096: choose larger files "
-                                   "(ssd.file_size) or more shards (ssd.shards)"),
-            std::string::npos)
+  EXPECT_NE(
+      refused.message().find("/run/rows/ads/shard-0 holds 4001 parameter files and is to get "
+                             "1000 more, but its index has places for 4096: choose larger files "
+                             "(ssd.file_size) or more shards (ssd.shards)"),
+      std::string::npos)
       << refused.message();
   EXPECT_FALSE(asked);
+  // Eight are compaction's.
+  EXPECT_EQ(harness.Write(Range(4000, 4088)).code(), StatusCode::kIo);
+  TERRACE_ASSERT_OK(harness.Write(Range(4000, 4087)));
+  EXPECT_EQ(harness.Write(Range(4087, 4088)).code(), StatusCode::kIo);
   TERRACE_ASSERT_OK(harness.CheckRead(Range(0, 5000)));
 }
 

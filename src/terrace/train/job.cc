@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "terrace/base/memory.h"
 #include "terrace/base/units.h"
 #include "terrace/train/job_keys.h"
 #include "terrace/train/job_tree.h"
@@ -362,8 +363,7 @@ void Reader::FinishData() {
 void Reader::Finish() {
   Job::Training& training = job_.training;
   if (!Given("training.batch") && training.minibatch > 0) {
-    const std::uint32_t minibatches = (training.batch - 1) / training.minibatch + 1;
-    training.batch = minibatches * training.minibatch;
+    training.batch = static_cast<std::uint32_t>(AlignUp(training.batch, training.minibatch));
   }
   for (auto& [name, table] : job_.tables) FinishTable("tables." + name, &table);
   FinishTable("table", &job_.table);

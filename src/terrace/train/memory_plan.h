@@ -29,8 +29,8 @@ struct MemoryPlanInput {
   std::uint64_t index_room_bytes = 0;   // That it must be able to grow by; a reader's does not.
   std::uint64_t filter_bytes = 0;       // Of all admission filters, both of each table.
   std::uint64_t source_bytes = 0;       // Of one source: read-ahead, archive, shuffling window.
-  // Of source_bytes, and what the job allows of it: another budget has another share. 0: every
-  // budget has that of source_bytes.
+  // Of source_bytes, and of a validation's, and what the job allows of it: another budget has
+  // another share. 0: every budget has that of source_bytes.
   std::uint64_t read_ahead_bytes = 0, most_read_ahead_bytes = 0;
   // Of a validation: examples of a batch, 0 where there is none; what it copies of rows; and its
   // source, as source_bytes.

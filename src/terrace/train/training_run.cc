@@ -213,8 +213,7 @@ Status TrainingRun::ReserveForLastCheckpoint() {
   } else if (!quota_->HasFreeFiles(files)) {
     short_of = IoError(fmt::format(
         "the run has {} parameter files open, the system lets it open {}, and {} more are kept for "
-        "a "
-        "checkpoint of what memory holds. The run has stopped after that checkpoint: raise that "
+        "a checkpoint of what memory holds. The run has stopped after that checkpoint: raise that "
         "limit (ulimit -n) or choose larger files (ssd.file_size), and go on with --resume",
         quota_->files(), quota_->limit_files(), files));
   }
