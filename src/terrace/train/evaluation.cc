@@ -44,10 +44,6 @@ std::vector<StepTable> StepTables(const ModelPlan& plan, std::uint64_t seed) {
   return tables;
 }
 
-std::uint32_t PeekProvider::BatchOf(std::uint32_t minibatch) {
-  return minibatch * std::max(1U, 1024 / minibatch);
-}
-
 std::uint64_t PeekProvider::MostBytes(const ModelPlan& plan, std::uint32_t minibatch) {
   std::uint64_t bytes = 0;
   for (const TablePlan& table : plan.tables) {

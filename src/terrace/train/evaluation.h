@@ -37,8 +37,6 @@ class RowProvider {
 // Copies rows out of a trainer's caches without changing them (validation).
 class PeekProvider final : public RowProvider {
  public:
-  // Examples of the batches that it is to be given.
-  static std::uint32_t BatchOf(std::uint32_t minibatch);
   // Of the copied rows at most: those of a mini-batch of distinct keys, more where they are short.
   static std::uint64_t MostBytes(const ModelPlan& plan, std::uint32_t minibatch);
   // position: examples trained.

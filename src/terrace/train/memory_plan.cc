@@ -65,6 +65,38 @@ std::uint64_t BatchesBytes(const MemoryPlanInput& input, std::uint32_t batch) {
 // Of a file: fewer would make too many files. And what files in the making take within the slack.
 constexpr std::uint64_t kLeastFileRows = 4096, kFilesInSlack = 6 * kMiB;
 
+// Examples of a validation's batch, at least; a mini-batch that is larger is one.
+constexpr std::uint32_t kLeastValidation = 1024, kMostValidation = 4096;
+
+void SetValidation(const MemoryPlanInput& input, std::uint32_t examples, MemoryPlan* plan) {
+  const std::uint32_t batch =
+      std::max(input.minibatch, examples / input.minibatch * input.minibatch);
+  plan->validation_batch = batch;
+  plan->validation_set_bytes = SetBytes(input, batch) + MapBytes(input, batch);
+}
+
+// Vectors of a batch that grow hold up to twice as much.
+std::uint64_t ValidationBytes(const MemoryPlanInput& input, const MemoryPlan& plan) {
+  return plan.validation_set_bytes + 2 * BatchBytesPerExample(input) * plan.validation_batch;
+}
+
+// The rows of more examples are read with fewer requests each, which may take of `spare` bytes.
+// Returns what they take.
+std::uint64_t EnlargeValidation(const MemoryPlanInput& input, std::uint64_t spare,
+                                MemoryPlan* plan) {
+  const std::uint64_t before = ValidationBytes(input, *plan);
+  for (std::uint32_t examples = kMostValidation; examples > kLeastValidation; examples /= 2) {
+    MemoryPlan enlarged = *plan;
+    SetValidation(input, examples, &enlarged);
+    const std::uint64_t more = ValidationBytes(input, enlarged) - before;
+    if (more > spare) continue;
+    enlarged.transient_bytes += more;
+    *plan = enlarged;
+    return more;
+  }
+  return 0;
+}
+
 // What is spent before batches and rows get a byte.
 MemoryPlan FixedPart(const MemoryPlanInput& input) {
   MemoryPlan plan;
@@ -72,13 +104,9 @@ MemoryPlan FixedPart(const MemoryPlanInput& input) {
   plan.resident_bytes = input.resident_bytes;
   plan.slack_bytes = 12 * kMiB + input.budget_bytes / 50;
   plan.transient_bytes = 2 * input.dense_state_bytes + 12 * kMiB;
-  const bool validates = input.validation_batch > 0;
-  if (validates) {
-    plan.validation_set_bytes =
-        SetBytes(input, input.validation_batch) + MapBytes(input, input.validation_batch);
-    // Vectors of a batch that grow hold up to twice as much.
-    plan.transient_bytes += input.validation_rows_bytes + plan.validation_set_bytes +
-                            2 * BatchBytesPerExample(input) * input.validation_batch;
+  if (input.validates) {
+    SetValidation(input, kLeastValidation, &plan);
+    plan.transient_bytes += input.validation_rows_bytes + ValidationBytes(input, plan);
   }
   plan.filter_bytes = input.filter_bytes;
   const std::uint64_t before =
@@ -89,7 +117,7 @@ MemoryPlan FixedPart(const MemoryPlanInput& input) {
   std::uint64_t source_bytes = input.source_bytes + input.validation_source_bytes;
   if (input.most_read_ahead_bytes > 0) {
     source_bytes +=
-        (validates ? 2 : 1) *
+        (input.validates ? 2 : 1) *
         (ReadAheadBytes(input.most_read_ahead_bytes, input.budget_bytes) - input.read_ahead_bytes);
   }
   const std::uint64_t least_files = input.stores * kLeastFileRows * Store::kFileRowBytes;
@@ -253,7 +281,11 @@ Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input) {
                     BatchesBytes(input, input.minibatch)),
         FiltersText(least, ", admission filters ")));
   }
-  const std::uint64_t rest = input.budget_bytes - fixed;
+  std::uint64_t rest = input.budget_bytes - fixed;
+  if (input.validates) {
+    const std::uint64_t least = least_rows + BatchesBytes(input, input.minibatch);
+    rest -= EnlargeValidation(input, std::min(rest / 32, rest - least), &plan);
+  }
   // A share of what is left goes to batches, more only when one mini-batch asks for it. The larger
   // a batch, the fewer bytes of the disk are read for each of its rows; but the more rows stay in
   // memory, the fewer are read at all. Measured: docs/performance.md.

@@ -32,9 +32,8 @@ struct MemoryPlanInput {
   // Of source_bytes, and of a validation's, and what the job allows of it: another budget has
   // another share. 0: every budget has that of source_bytes.
   std::uint64_t read_ahead_bytes = 0, most_read_ahead_bytes = 0;
-  // Of a validation: examples of a batch, 0 where there is none; what it copies of rows; and its
-  // source, as source_bytes.
-  std::uint32_t validation_batch = 0;
+  bool validates = false;
+  // Of a validation: what it copies of rows, and its source, as source_bytes.
   std::uint64_t validation_rows_bytes = 0, validation_source_bytes = 0;
   bool looks_ahead = false;
   std::uint64_t row_bytes = 0;  // In a cache, all that belongs to it: the mean over the slots.
@@ -53,10 +52,12 @@ struct MemoryPlan {
   std::uint64_t most_file_rows = ~std::uint64_t{0};
   // All buffers, and what files in the making take beyond their part of the slack.
   std::uint64_t io_bytes = 0;
-  std::uint32_t batch = 0;                 // Examples, adapted; a multiple of minibatch.
-  std::uint32_t sets = 1;                  // Working sets alive at a time.
-  std::uint64_t set_bytes = 0;             // Of one, with the planner's maps; rows not counted.
-  std::uint64_t validation_set_bytes = 0;  // Likewise, of a validation's.
+  std::uint32_t batch = 0;      // Examples, adapted; a multiple of minibatch.
+  std::uint32_t sets = 1;       // Working sets alive at a time.
+  std::uint64_t set_bytes = 0;  // Of one, with the planner's maps; rows not counted.
+  // Likewise, of a validation: examples of a batch, fewer where memory is short.
+  std::uint32_t validation_batch = 0;
+  std::uint64_t validation_set_bytes = 0;
   // Batches and working sets in flight, rows not counted, and the planner's maps.
   std::uint64_t batches_bytes = 0;
   std::uint64_t rows_bytes =

@@ -37,7 +37,7 @@ MemoryPlanInput RandomInput(Rng* rng) {
     input.source_bytes += input.read_ahead_bytes;
   }
   if (rng->Below(2) == 1) {
-    input.validation_batch = input.minibatch * static_cast<std::uint32_t>(1 + rng->Below(4));
+    input.validates = true;
     input.validation_rows_bytes = rng->Below(200 * kMiB);
     input.validation_source_bytes = input.source_bytes;
   }
@@ -62,7 +62,7 @@ TEST(MemoryPlan, TheLeastThatWouldDoDoes) {
       MemoryPlanInput again = input;
       again.read_ahead_bytes = ReadAheadBytes(input.most_read_ahead_bytes, least);
       again.source_bytes += again.read_ahead_bytes - input.read_ahead_bytes;
-      if (again.validation_batch > 0) {
+      if (again.validates) {
         again.validation_source_bytes += again.read_ahead_bytes - input.read_ahead_bytes;
       }
       EXPECT_EQ(LeastBudgetBytes(again), least);

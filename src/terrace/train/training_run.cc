@@ -465,8 +465,8 @@ Status TrainingRun::Validate() {
   PeekProvider rows(cache_pointers_, &*plan_, minibatch, cursor_.examples);
   ClickMetrics metrics;
   const Status evaluated =
-      Evaluate(source, PeekProvider::BatchOf(minibatch), minibatch, validation_planner_.get(),
-               &rows, model_.executor.get(), &metrics, nullptr, [this] { return Signalled(); })
+      Evaluate(source, memory_.validation_batch, minibatch, validation_planner_.get(), &rows,
+               model_.executor.get(), &metrics, nullptr, [this] { return Signalled(); })
           .WithContext("validation");
   // Of the data, and not of a row.
   if (!evaluated.ok() && !source->failure().ok()) sound_failure_ = evaluated;

@@ -175,7 +175,7 @@ Status TrainingRun::MakeMemoryPlan() {
   if (source_ != nullptr) source_bytes = source_->MemoryBytes();
   MemoryPlanInput input = MakeMemoryPlanInput(job_, *plan_, source_bytes);
   if (job_.has_validation) {
-    input.validation_batch = PeekProvider::BatchOf(job_.training.minibatch);
+    input.validates = true;
     input.validation_rows_bytes = PeekProvider::MostBytes(*plan_, job_.training.minibatch);
     input.validation_source_bytes =
         validation_source_bytes_ > 0 ? validation_source_bytes_ : source_bytes;
