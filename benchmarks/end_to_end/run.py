@@ -17,7 +17,6 @@ import os
 import pathlib
 import platform
 import re
-import resource
 import shutil
 import signal
 import statistics
@@ -134,12 +133,8 @@ class Trainer:
 
     def train(self, job, threads, keep=False):
         command, run = self.command(job, threads)
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         execute(command)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
         summary = json.loads((run / "summary.json").read_text())
-        # Of all threads, the kernel's part in it too.
-        summary["cpu_seconds"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         if not keep:
             shutil.rmtree(run)

@@ -56,14 +56,14 @@ inline std::uint8_t LoadFlags(Entry& entry) {
 inline void StoreFlags(Entry& entry, std::uint8_t flags) {
   std::atomic_ref<std::uint8_t>(entry.flags).store(flags, std::memory_order_relaxed);
 }
-// Marks the row trained; true when it was not dirty before.
-inline bool SetDirty(Entry& entry) {
+// Marks the row trained; its flags when it was not dirty before, else 0.
+inline std::uint8_t SetDirty(Entry& entry) {
   std::atomic_ref<std::uint8_t> flags(entry.flags);
   const std::uint8_t before = flags.load(std::memory_order_relaxed);
-  if ((before & kDirtyFlag) != 0) return false;
+  if ((before & kDirtyFlag) != 0) return 0;
   const std::uint8_t unstored = before == kNewFlag ? kUnstoredFlag : before & kUnstoredFlag;
   const std::uint8_t after = kDirtyFlag | unstored;
-  return (flags.exchange(after, std::memory_order_relaxed) & kDirtyFlag) == 0;
+  return (flags.exchange(after, std::memory_order_relaxed) & kDirtyFlag) == 0 ? after : 0;
 }
 inline bool IsDirty(Entry& entry) { return (LoadFlags(entry) & kDirtyFlag) != 0; }
 inline bool IsStored(Entry& entry) { return (LoadFlags(entry) & kUnstoredFlag) == 0; }

@@ -78,6 +78,7 @@ RowCacheStats& RowCacheStats::operator+=(const RowCacheStats& other) {
   coming_rows += other.coming_rows;
   coming_evicted += other.coming_evicted;
   dirty_rows += other.dirty_rows;
+  unstored_rows += other.unstored_rows;
   used_bytes += other.used_bytes;
   capacity_bytes += other.capacity_bytes;
   reserve_waits += other.reserve_waits;
@@ -456,8 +457,8 @@ void RowCacheImpl::Evict(EntryId id, bool may_come, WriteBack::AppendScope* appe
     SyncPoint::Hit("cache.evict.before_write");
     appends->Append(entry.key, arena_.row(id),
                     {.stored = IsStored(entry), .hot = IsHot(entry), .may_come = may_come});
+    CountClean(entry);
     StoreFlags(entry, 0);
-    dirty_rows_.fetch_sub(1, std::memory_order_relaxed);
   }
   map_.Erase(MixKey(entry.key), id);
   ++counts_.evictions;
@@ -466,8 +467,8 @@ void RowCacheImpl::Evict(EntryId id, bool may_come, WriteBack::AppendScope* appe
 bool RowCacheImpl::DropExpired(EntryId id) {
   if (options_.expiry == nullptr || !options_.expiry->MayGo(arena_.row(id))) return false;
   Entry& entry = arena_.entry(id);
+  CountClean(entry);
   StoreFlags(entry, LoadFlags(entry) & kUnstoredFlag);
-  dirty_rows_.fetch_sub(1, std::memory_order_relaxed);
   ++counts_.expired;
   return true;
 }
@@ -570,12 +571,15 @@ void RowCacheImpl::UndoPin(const PinnedRows& pinned, const Missing& missing) {
 
 void RowCacheImpl::MarkDirtyEntries(const PinnedRows& pinned, std::size_t begin, std::size_t end) {
   constexpr std::size_t kAhead = 16;
-  std::uint64_t fresh = 0;
+  std::uint64_t fresh = 0, unstored = 0;
   for (std::size_t w = begin; w < end; ++w) {
     if (w + kAhead < end) __builtin_prefetch(&arena_.entry(pinned.entries_[w + kAhead]), 1);
-    fresh += SetDirty(arena_.entry(pinned.entries_[w])) ? 1 : 0;
+    const std::uint8_t flags = SetDirty(arena_.entry(pinned.entries_[w]));
+    fresh += (flags & kDirtyFlag) != 0 ? 1 : 0;
+    unstored += (flags & kUnstoredFlag) != 0 ? 1 : 0;
   }
   dirty_rows_.fetch_add(fresh, std::memory_order_relaxed);
+  unstored_rows_.fetch_add(unstored, std::memory_order_relaxed);
 }
 
 void RowCacheImpl::Unpin(PinnedRows* pinned) {
@@ -631,6 +635,8 @@ RowCacheStats RowCacheImpl::stats() const {
   result.rows = arena_.used_rows();
   result.pinned_rows = held_rows_;
   result.dirty_rows = dirty_rows_.load(std::memory_order_relaxed) + write_back_->unwritten_rows();
+  result.unstored_rows =
+      unstored_rows_.load(std::memory_order_relaxed) + write_back_->unstored_rows();
   result.coming_rows = policy_->coming().rows;
   result.coming_evicted = policy_->coming().evicted;
   result.used_bytes = UsedBytes();

@@ -60,6 +60,7 @@ struct RowCacheStats {
   std::uint64_t evictions = 0, written_back = 0;  // Rows.
   std::uint64_t expired = 0;                      // Rows that were not written back.
   std::uint64_t rows = 0, pinned_rows = 0, dirty_rows = 0;
+  std::uint64_t unstored_rows = 0;   // Dirty ones that no store has.
   std::uint64_t coming_rows = 0;     // Unpinned, that stay because they are known to come.
   std::uint64_t coming_evicted = 0;  // Of evictions: nothing else was left to evict.
   std::uint64_t used_bytes = 0, capacity_bytes = 0;

@@ -60,6 +60,7 @@ class NullStore final : public Store {
     return std::make_unique<StagedRows>();
   }
   Status Publish(std::unique_ptr<StagedRows> /*staged*/) override { return OkStatus(); }
+  void ExpectRows(std::uint64_t /*rows*/) override {}
   Status Erase(std::span<const Key> /*keys*/) override { return OkStatus(); }
   Result<ManifestReference> Commit(std::uint64_t /*id*/) override { return ManifestReference(); }
   Status Drop(std::uint64_t /*id*/) override { return OkStatus(); }

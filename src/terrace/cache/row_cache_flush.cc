@@ -174,8 +174,8 @@ std::size_t RowCacheImpl::AppendDirty(DirtyWalk* walk, std::uint64_t end) {
     }
     Entry& entry = arena_.entry(id);
     appends.Append(entry.key, arena_.row(id), {.stored = IsStored(entry), .hot = IsHot(entry)});
+    CountClean(entry);
     StoreFlags(entry, 0);
-    dirty_rows_.fetch_sub(1, std::memory_order_relaxed);
     ++appended;
   }
   walk->part.clear();

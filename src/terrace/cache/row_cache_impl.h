@@ -184,6 +184,11 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   std::uint64_t FindInMemory(DirtyWalk* walk, const IsWanted& is_wanted) const
       TERRACE_REQUIRES(mu_);
   std::size_t AppendDirty(DirtyWalk* walk, std::uint64_t end) TERRACE_REQUIRES(mu_);
+  // A dirty row that is about not to be.
+  void CountClean(Entry& entry) {
+    dirty_rows_.fetch_sub(1, std::memory_order_relaxed);
+    if (!IsStored(entry)) unstored_rows_.fetch_sub(1, std::memory_order_relaxed);
+  }
   // While stores of blocks take a flush, so that no eviction has them write a block again. Fails
   // after Abort. May release mu_.
   Status WaitForFlush() TERRACE_REQUIRES(mu_);
@@ -242,7 +247,8 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   Status aborted_ TERRACE_GUARDED_BY(mu_);
   std::atomic<bool> stop_reads_{false};           // Relaxed: seen between two reads.
   RowCacheStats counts_ TERRACE_GUARDED_BY(mu_);  // The counters of it only.
-  std::atomic<std::uint64_t> dirty_rows_{0};      // In the cache. A count; orders nothing.
+  // In the cache, and of them those that no store has. Counts; they order nothing.
+  std::atomic<std::uint64_t> dirty_rows_{0}, unstored_rows_{0};
   std::array<Thread, kLoaders> loaders_;
 };
 

@@ -74,6 +74,12 @@ class Model {
     return row == trained_.end() ? InitialRow(key) : row->second;
   }
 
+  std::size_t Stored() const {
+    std::size_t rows = 0;
+    for (const auto& store : fixture_.stores) rows += store->size();
+    return rows;
+  }
+
   void Pin() {
     // One thread: a Pin that waited would wait for ever.
     if (std::exchange(over_limit_, false)) sets_.clear();
@@ -109,6 +115,8 @@ class Model {
       trained_[set.keys[w]] = RowAt(set.pinned, w);
     }
     set.pinned.MarkDirty(begin, end);
+    if (fixture_.options.background) return;
+    ASSERT_EQ(fixture_.cache->stats().unstored_rows, trained_.size() - Stored());
   }
 
   void Peek() {
@@ -142,6 +150,7 @@ class Model {
   void Flush() {
     ASSERT_TRUE(fixture_.cache->FlushDirty().ok());
     ASSERT_EQ(fixture_.cache->dirty_bytes(), 0u);
+    ASSERT_EQ(fixture_.cache->stats().unstored_rows, 0u);
     for (const auto& [key, row] : trained_) ASSERT_EQ(fixture_.Stored(key), row) << "key " << key;
   }
 
@@ -159,9 +168,7 @@ class Model {
   void Finish() {
     sets_.clear();
     Flush();
-    std::size_t stored = 0;
-    for (auto& store : fixture_.stores) stored += store->size();
-    EXPECT_EQ(stored, trained_.size()) << "rows that no training touched were written";
+    EXPECT_EQ(Stored(), trained_.size()) << "rows that no training touched were written";
     EXPECT_EQ(fixture_.cache->stats().pinned_rows, 0u);
     ASSERT_TRUE(fixture_.cache->Pin(KeyRange(0, 1)).ok());
     EXPECT_LE(fixture_.cache->stats().used_bytes, limit_);

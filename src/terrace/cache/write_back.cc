@@ -143,6 +143,7 @@ void WriteBack::Append(Key key, const std::byte* row, const WrittenRow& what) {
   std::memcpy(RowIn(buffer, buffer.keys.size()), row, options_.row_bytes);
   buffer.keys.push_back(key);
   buffer.stored.push_back(what.stored ? kStoredKey : kNewKey);
+  buffer.unstored += what.stored ? 0 : 1;
   if (options_.future != nullptr) buffer.may_come.push_back(what.may_come ? 1 : 0);
   ++unwritten_rows_;
   if (old == EntryMap::kNone) {
@@ -184,6 +185,7 @@ void WriteBack::Join(std::size_t kind) {
     // Nothing newer is appended than what is being filled in.
     map_.Replace(PlaceHash(from.keys[i]), PlaceOf(from_number, i), PlaceOf(to_number, at));
   }
+  to.unstored += from.unstored;
   from.Clear();
   idle_.push_back(static_cast<std::uint32_t>(from_number));
 }
@@ -458,6 +460,13 @@ Status WriteBack::status() const {
 std::uint64_t WriteBack::unwritten_rows() const {
   MutexLock lock(&mu_);
   return unwritten_rows_;
+}
+
+std::uint64_t WriteBack::unstored_rows() const {
+  MutexLock lock(&mu_);
+  std::uint64_t rows = 0;
+  for (const Buffer& buffer : buffers_) rows += buffer.unstored;
+  return rows;
 }
 
 std::uint64_t WriteBack::written_rows() const {

@@ -117,6 +117,7 @@ class WriteBack {
   // The failure of a write, until Flush() has overcome it. Waits for nobody while there is none.
   Status status() const TERRACE_EXCLUDES(mu_);
   std::uint64_t unwritten_rows() const TERRACE_EXCLUDES(mu_);
+  std::uint64_t unstored_rows() const TERRACE_EXCLUDES(mu_);  // Of them, that no store has.
   std::uint64_t written_rows() const TERRACE_EXCLUDES(mu_);
   // Of its threads; without them, of whoever writes.
   WriteBackTimes times() const TERRACE_EXCLUDES(mu_);
@@ -136,6 +137,7 @@ class WriteBack {
     std::vector<Key> keys;
     std::vector<std::uint8_t> stored;    // (keys) kStoredKey or kNewKey: of its store.
     std::vector<std::uint8_t> may_come;  // (keys) 1 or 0; empty without a future.
+    std::uint64_t unstored = 0;          // Of them kNewKey, when they were appended.
     std::uint64_t sequence = 0;          // Of its submission, from 1.
     // Of the write: the rows by shard, and what the stores have written of them.
     std::vector<Key> shard_keys;
@@ -148,6 +150,7 @@ class WriteBack {
       keys.clear();
       stored.clear();
       may_come.clear();
+      unstored = 0;
     }
   };
 

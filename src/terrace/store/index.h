@@ -53,8 +53,9 @@ class RowIndex {
   // places[i]: where hashes[i] lies, or kNoPlace; of an absent key perhaps an alike one's place.
   virtual void Lookup(std::span<const std::uint64_t> hashes, Place* places) const = 0;
   // Makes room for these new hashes, all of a range of kFillGrain that are to come: the next Insert
-  // of them can't fail. kOutOfMemory: nothing changed that a look-up would notice.
-  virtual Status Reserve(std::span<const std::uint64_t> new_hashes) = 0;
+  // of them can't fail. expected: keys of the whole index before long, or 0; what grows then grows
+  // for them at once. kOutOfMemory: nothing changed that a look-up would notice.
+  virtual Status Reserve(std::span<const std::uint64_t> new_hashes, std::uint64_t expected) = 0;
   // Adds keys in the order of their hashes. REQUIRES: none of them is there; room, by Reserve.
   virtual void Insert(std::span<const std::uint64_t> hashes, const Place* places) = 0;
   // Both in one; several threads may call it at the same time with keys of different ranges of

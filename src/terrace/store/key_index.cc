@@ -301,7 +301,8 @@ void SegmentedIndex<Line>::Lookup(std::span<const std::uint64_t> hashes, Place* 
 }
 
 template <typename Line>
-Status SegmentedIndex<Line>::Reserve(std::span<const std::uint64_t> new_hashes) {
+Status SegmentedIndex<Line>::Reserve(std::span<const std::uint64_t> new_hashes,
+                                     std::uint64_t expected) {
   if (new_hashes.empty()) return OkStatus();
   TERRACE_RETURN_IF_ERROR(MakeSegments());
   std::vector<std::uint32_t> added(kSegments, 0);
@@ -312,7 +313,7 @@ Status SegmentedIndex<Line>::Reserve(std::span<const std::uint64_t> new_hashes) 
     const std::uint64_t count = std::uint64_t{counts_[s]} + added[s];
     if (moves == 0 && lines_[s] >= LinesFor(count, kMostLoad)) continue;
     const std::uint32_t before = lines_[s];
-    TERRACE_RETURN_IF_ERROR(Grow(s, count));
+    TERRACE_RETURN_IF_ERROR(Grow(s, count, expected / kSegments));
     if (lines_[s] > before) moves -= std::min<std::uint64_t>(moves, counts_[s]);
   }
   return OkStatus();
@@ -329,9 +330,8 @@ Status SegmentedIndex<Line>::MakeSegments() {
 }
 
 template <typename Line>
-Status SegmentedIndex<Line>::TakeLines(std::size_t s, std::uint64_t count) {
-  const std::uint64_t wanted = LinesFor(count, kMaxLoad);
-  if (wanted > LineExtents::kMostLines) {
+Status SegmentedIndex<Line>::TakeLines(std::size_t s, std::uint64_t count, std::uint64_t expected) {
+  if (LinesFor(count, kMaxLoad) > LineExtents::kMostLines) {
     return InternalError(
         fmt::format("the index by key holds at most {} lines of keys in one of its {} segments; "
                     "use more shards (ssd.shards)",
@@ -339,13 +339,17 @@ Status SegmentedIndex<Line>::TakeLines(std::size_t s, std::uint64_t count) {
   }
   const std::size_t c = ClassOf(s), g = GroupOf(s);
   std::uint32_t& lines = lines_[s];
+  const std::uint64_t wanted = std::min<std::uint64_t>(
+      LinesFor(std::max(count, expected), kMaxLoad), LineExtents::kMostLines);
+  bool for_expected = false;
   std::size_t extent = lines == 0 ? 0 : kLineExtents.Find(c, lines - 1).extent + 1;
   for (; lines < wanted; lines = kLineExtents.begin(c, ++extent)) {
     Line*& place = Extent(extent)[g];
     if (place != nullptr) continue;
     const bool group_is_full =
         static_cast<double>(group_counts_[g]) > kMaxLoad * kGroupSegments * Line::kWays * lines;
-    if (!group_is_full && lines >= LinesFor(count, kMostLoad)) break;
+    if (!group_is_full && !for_expected && lines >= LinesFor(count, kMostLoad)) break;
+    for_expected = expected > count;
     TERRACE_ASSIGN_OR_RETURN(place, arena_.Take(kGroupSegments * kLineExtents.size(c, extent)));
     extents_used_ = std::max(extents_used_, extent + 1);
   }
@@ -372,9 +376,9 @@ auto SegmentedIndex<Line>::EntryOf(std::size_t s, const Line& line, std::uint32_
 }
 
 template <typename Line>
-Status SegmentedIndex<Line>::Grow(std::size_t s, std::uint64_t count) {
+Status SegmentedIndex<Line>::Grow(std::size_t s, std::uint64_t count, std::uint64_t expected) {
   std::uint32_t kept = lines_[s];
-  const Status taken = TakeLines(s, count);
+  const Status taken = TakeLines(s, count, expected);
   if (lines_[s] == kept) return taken;
   const SegmentLines lines = LinesOf(s);
   loose_.clear();
@@ -535,11 +539,11 @@ Status SegmentedIndex<Line>::Fill(std::span<const KeyPlace> keys) {
           hashes.push_back(hash);
           places.push_back(place);
         }
-        TERRACE_RETURN_IF_ERROR(Reserve(hashes));
+        TERRACE_RETURN_IF_ERROR(Reserve(hashes, /*expected=*/0));
         Insert(hashes, places.data());
         continue;
       }
-      TERRACE_RETURN_IF_ERROR(TakeLines(s, part.size()));
+      TERRACE_RETURN_IF_ERROR(TakeLines(s, part.size(), /*expected=*/0));
       lines = LinesOf(s);
     }
     // Nobody else touches this segment.

@@ -163,7 +163,7 @@ class SegmentedIndex final : public RowIndex {
   }
   std::uint32_t max_slots() const override;
   void Lookup(std::span<const std::uint64_t> hashes, Place* places) const override;
-  Status Reserve(std::span<const std::uint64_t> new_hashes) override;
+  Status Reserve(std::span<const std::uint64_t> new_hashes, std::uint64_t expected) override;
   void Insert(std::span<const std::uint64_t> hashes, const Place* places) override;
   Status Fill(std::span<const KeyPlace> keys) override;
   void Replace(std::span<const std::uint64_t> hashes, const Place* places,
@@ -296,11 +296,11 @@ class SegmentedIndex final : public RowIndex {
   static std::uint64_t LinesFor(std::uint64_t count, double load) {
     return static_cast<std::uint64_t>(static_cast<double>(count) / (load * Line::kWays)) + 1;
   }
-  // Gives segment s empty lines for `count` entries, if it has not so many; the first of its group
-  // waits for the others as long as it has room without.
-  Status TakeLines(std::size_t s, std::uint64_t count);
+  // Gives segment s empty lines for `count` entries, if it has not so many, and then for as many as
+  // are expected; the first of its group waits for the others as long as it has room without.
+  Status TakeLines(std::size_t s, std::uint64_t count, std::uint64_t expected);
   // The same, and has its entries lie where they belong among the lines that there are then.
-  Status Grow(std::size_t s, std::uint64_t count);
+  Status Grow(std::size_t s, std::uint64_t count, std::uint64_t expected);
   Loose EntryOf(std::size_t s, const Line& line, std::uint32_t way) const;
   // Moves the entries of the first `before` lines, which were all, to where they are at home among
   // those that the segment has now, at most twice as many; the others go to `loose_`.

@@ -65,7 +65,7 @@ void Grow(const Settings& settings, KeyIndex* index) {
     std::sort(hashes.begin(), hashes.end());
     for (const std::uint64_t hash : hashes) places.push_back(PlaceOf(UnmixKey(hash)));
     const double begin = Now();
-    Require(index->Reserve(hashes).ok(), "no memory");
+    Require(index->Reserve(hashes, /*expected=*/0).ok(), "no memory");
     index->Insert(hashes, places.data());
     if (key < settings.keys / 10) continue;
     seconds.push_back(Now() - begin);

@@ -96,7 +96,8 @@ class Model {
       ASSERT_EQ(previous[i], InModel(there[i]));
       model_[there[i]] = places_[i];
     }
-    ASSERT_TRUE(index_.Reserve(added).ok());
+    const std::uint64_t expected = rng_.Below(3) * (index_.size() + rng_.Below(5000));
+    ASSERT_TRUE(index_.Reserve(added, expected).ok());
     index_.Insert(added, places_.data());
     for (std::size_t i = 0; i < added.size(); ++i) model_[added[i]] = places_[i];
   }
@@ -239,7 +240,7 @@ TYPED_TEST(IndexByKey, PlacesUpToTheLast) {
     TypeParam index(row_bits);
     const std::uint64_t hash = MixKey(5);
     const Place last = MakePlace(index.max_slots() - 1, (std::uint64_t{1} << row_bits) - 1);
-    ASSERT_TRUE(index.Reserve({&hash, 1}).ok());
+    ASSERT_TRUE(index.Reserve({&hash, 1}, /*expected=*/0).ok());
     index.Insert({&hash, 1}, &last);
     Place found;
     index.Lookup({&hash, 1}, &found);
@@ -294,7 +295,7 @@ TYPED_TEST(IndexByKey, FilledAsInserted) {
           done[i] = filled.Fill({keys.data() + pieces[i], keys.data() + pieces[i + 1]});
         });
         for (const Status& status : done) ASSERT_TRUE(status.ok());
-        ASSERT_TRUE(inserted.Reserve(hashes).ok());
+        ASSERT_TRUE(inserted.Reserve(hashes, /*expected=*/0).ok());
         inserted.Insert(hashes, places.data());
         EXPECT_EQ(filled.size(), inserted.size());
         EXPECT_LE(filled.bytes(), inserted.bytes() * 23 / 20);
@@ -313,7 +314,7 @@ TYPED_TEST(IndexByKey, FilledAsInserted) {
         filled.Erase(hashes, erased.data());
         ASSERT_EQ(erased, places);
         EXPECT_EQ(filled.size(), 0u);
-        ASSERT_TRUE(filled.Reserve(hashes).ok());
+        ASSERT_TRUE(filled.Reserve(hashes, /*expected=*/0).ok());
         filled.Insert(hashes, places.data());
         filled.Lookup(hashes, found.data());
         ASSERT_EQ(found, places);
@@ -362,7 +363,7 @@ TEST(KeyIndex, GrowsAfterItWasFilled) {
   hashes.resize(kKeys / 20);
   for (std::uint64_t i = 0; i < hashes.size(); ++i) hashes[i] = MixKey(kKeys + i);
   std::sort(hashes.begin(), hashes.end());
-  ASSERT_TRUE(index.Reserve(hashes).ok());
+  ASSERT_TRUE(index.Reserve(hashes, /*expected=*/0).ok());
   index.Insert(hashes, places.data());
   EXPECT_LT(static_cast<double>(index.bytes()) / before, 1.07);
 }
@@ -383,7 +384,7 @@ TYPED_TEST(IndexByKey, KeepsItsKeysWhileSegmentsWait) {
     for (std::uint64_t i = 0; i < kBatch; ++i) hashes[i] = MixKey(key + i);
     std::sort(hashes.begin(), hashes.end());
     for (std::uint64_t i = 0; i < kBatch; ++i) places[i] = place_of(UnmixKey(hashes[i]));
-    ASSERT_TRUE(index.Reserve(hashes).ok());
+    ASSERT_TRUE(index.Reserve(hashes, /*expected=*/0).ok());
     index.Insert(hashes, places.data());
     for (std::uint64_t& hash : hashes) hash = MixKey(rng.Below(key + kBatch));
     index.Lookup(hashes, places.data());
@@ -392,6 +393,27 @@ TYPED_TEST(IndexByKey, KeepsItsKeysWhileSegmentsWait) {
     }
   }
   EXPECT_EQ(index.size(), kKeys);
+}
+
+// Nearly all of its memory comes with the first keys, and is what as many would have without.
+TYPED_TEST(IndexByKey, GrowsAtOnceForWhatIsExpected) {
+  constexpr std::uint64_t kKeys = 1'500'000, kBatch = 20'000;
+  TypeParam expecting(kTestRowBits), growing(kTestRowBits);
+  std::vector<std::uint64_t> hashes(kBatch);
+  const std::vector<Place> places(kBatch, MakePlace(7, 1));
+  double first = 0;
+  for (std::uint64_t key = 0; key < kKeys; key += kBatch) {
+    for (std::uint64_t i = 0; i < kBatch; ++i) hashes[i] = MixKey(key + i);
+    std::sort(hashes.begin(), hashes.end());
+    ASSERT_TRUE(expecting.Reserve(hashes, kKeys).ok());
+    expecting.Insert(hashes, places.data());
+    ASSERT_TRUE(growing.Reserve(hashes, /*expected=*/0).ok());
+    growing.Insert(hashes, places.data());
+    if (key == 0) first = static_cast<double>(expecting.bytes());
+  }
+  const auto last = static_cast<double>(expecting.bytes());
+  EXPECT_GT(first / last, 0.9);
+  EXPECT_NEAR(last / static_cast<double>(growing.bytes()), 1, 0.05);
 }
 
 // Bytes a key over a growth by four: the mean, and the most.
@@ -405,7 +427,7 @@ std::pair<double, double> BytesAKey(std::uint64_t keys) {
   for (std::uint64_t key = 0; key < keys; key += hashes.size()) {
     for (std::size_t i = 0; i < hashes.size(); ++i) hashes[i] = MixKey(key + i);
     std::sort(hashes.begin(), hashes.end());
-    EXPECT_TRUE(index.Reserve(hashes).ok());
+    EXPECT_TRUE(index.Reserve(hashes, /*expected=*/0).ok());
     index.Insert(hashes, places.data());
     if (key < keys / 4) continue;
     const double bytes = static_cast<double>(index.bytes()) / static_cast<double>(index.size());

@@ -286,6 +286,9 @@ class Store {
                                                     std::span<const std::byte* const> rows,
                                                     std::span<const std::uint8_t> stored) = 0;
   virtual Status Publish(std::unique_ptr<StagedRows> staged) = 0;
+  // So many new rows are to be published before long: an index by key that has to grow grows for
+  // all of them at once, instead of a tenth at a time. Any thread.
+  virtual void ExpectRows(std::uint64_t rows) = 0;
   // Writes deletion records of the keys that are there, each of which costs a read. REQUIRES: where
   // rows expire, that the holder has the keys, so that no sweep takes them meanwhile.
   virtual Status Erase(std::span<const Key> keys) = 0;

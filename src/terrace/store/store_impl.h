@@ -101,6 +101,9 @@ class StoreImpl final : public Store {
                                             std::span<const std::byte* const> rows,
                                             std::span<const std::uint8_t> stored) override;
   Status Publish(std::unique_ptr<StagedRows> staged) override;
+  void ExpectRows(std::uint64_t rows) override {
+    expected_rows_.store(rows, std::memory_order_relaxed);
+  }
   Status Erase(std::span<const Key> keys) override;
   Result<ManifestReference> Commit(std::uint64_t id) override;
   Status Drop(std::uint64_t id) override;
@@ -441,6 +444,9 @@ class StoreImpl final : public Store {
   Compactor compactors_[kCompactors];
 
   Mutex commit_mu_;
+
+  // New ones, not published yet. Relaxed: a guess.
+  std::atomic<std::uint64_t> expected_rows_{0};
 
   Mutex holder_mu_;  // Before mu_; held while the holder is asked.
   RowHolder* holder_ TERRACE_GUARDED_BY(holder_mu_) = nullptr;

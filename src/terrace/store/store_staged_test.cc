@@ -59,6 +59,21 @@ std::size_t RowFiles(FileSystem* fs, StoreHarness* harness) {
   return count;
 }
 
+// The rows that are to come count, however many of them each write brings.
+TEST(StoreStaged, TheIndexGrowsAtOnceForWhatIsExpected) {
+  constexpr std::uint64_t kRows = 150'000, kWrite = 5'000;
+  MemoryFileSystem memory;
+  StoreHarness harness(&memory, kQuota, BackgroundOptions());
+  TERRACE_ASSERT_OK(harness.Create());
+  harness.store()->ExpectRows(kRows);
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, kWrite)));
+  const auto first = static_cast<double>(harness.store()->index_bytes());
+  for (std::uint64_t key = kWrite; key < kRows; key += kWrite) {
+    TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(key, key + kWrite)));
+  }
+  EXPECT_GT(first / static_cast<double>(harness.store()->index_bytes()), 0.8);
+}
+
 TEST(StoreStaged, IsSeenWhenPublished) {
   for (const bool background : {false, true}) {
     MemoryFileSystem memory;

@@ -511,14 +511,19 @@ Status StoreImpl::ReserveIndex(const StagedFiles& staged) {
   }
   // Readers have their turns in between: room is made range by range, for all new keys of a range.
   const std::span<const std::uint64_t> rows = added[0];
+  const std::uint64_t coming = expected_rows_.load(std::memory_order_relaxed);
+  std::uint64_t expected = 0;
   for (std::size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
     end = std::min(begin + kIndexBatch, rows.size());
     while (end < rows.size() && rows[end] / kFillGrain == rows[end - 1] / kFillGrain) ++end;
     MutexLock lock(&mu_);
-    TERRACE_RETURN_IF_ERROR(index_->Reserve(rows.subspan(begin, end - begin)));
+    if (begin == 0 && coming > rows.size()) expected = index_->size() + coming;
+    TERRACE_RETURN_IF_ERROR(index_->Reserve(rows.subspan(begin, end - begin), expected));
   }
+  expected_rows_.store(coming - std::min<std::uint64_t>(coming, rows.size()),
+                       std::memory_order_relaxed);
   MutexLock lock(&mu_);
-  return deletions_->Reserve(added[1]);
+  return deletions_->Reserve(added[1], /*expected=*/0);
 }
 
 void StoreImpl::PublishFiles(StagedFiles* staged) {

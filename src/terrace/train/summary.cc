@@ -227,6 +227,7 @@ Status ReadParts(const nlohmann::json& object, std::uint64_t version, RunSummary
   if (object.contains("steps_by_rows")) {
     fields.Read("steps_by_rows", &summary->steps_by_rows.emplace());
   }
+  if (object.contains("cpu_seconds")) fields.Read("cpu_seconds", &summary->cpu_seconds.emplace());
   return fields.status();
 }
 
@@ -418,6 +419,7 @@ std::string SummaryToJson(const RunSummary& summary) {
   if (summary.expiry) object["expiry"] = ExpiryJson(*summary.expiry);
   if (summary.binding) object["binding"] = *summary.binding;
   if (summary.steps_by_rows) object["steps_by_rows"] = *summary.steps_by_rows;
+  if (summary.cpu_seconds) object["cpu_seconds"] = *summary.cpu_seconds;
   return object.dump(2) + "\n";
 }
 

@@ -142,6 +142,7 @@ struct RunSummary {
   std::optional<std::uint64_t> steps_by_rows;
   std::uint64_t bad_lines = 0;
   double seconds = 0;  // Wall time of this process from start to final checkpoint.
+  std::optional<double> cpu_seconds;  // Of all its threads, the kernel's part in it too.
   double examples_per_second = 0;
   ClickMetricsResult progressive;
   std::optional<ClickMetricsResult> validation;  // The last one.

@@ -68,6 +68,7 @@ TEST(Summary, ComesBackEqual) {
   with.expiry = {19, 20, 21};
   with.binding = "none: 2 cores";
   with.steps_by_rows = 77;
+  with.cpu_seconds = 78.5;
   back = SummaryFromJson(SummaryToJson(with));
   ASSERT_TRUE(back.ok()) << back.status().ToString();
   EXPECT_EQ(SummaryToJson(*back), SummaryToJson(with));

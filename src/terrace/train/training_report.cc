@@ -236,6 +236,7 @@ Result<RunSummary> TrainingRun::Summarize(bool finished) {
   summary.process_examples = cursor_.examples - start_examples_;
   summary.bad_lines = source_->stats().bad_lines;
   summary.seconds = clock_->MonotonicSeconds() - start_seconds_;
+  summary.cpu_seconds = ProcessCpuSeconds();
   summary.examples_per_second =
       summary.seconds > 0 ? static_cast<double>(summary.process_examples) / summary.seconds : 0;
   summary.progressive = progressive_.Compute();

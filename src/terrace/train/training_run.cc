@@ -1,13 +1,16 @@
 #include "terrace/train/training_run.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "terrace/base/log.h"
 #include "terrace/base/sync_point.h"
 #include "terrace/base/units.h"
+#include "terrace/train/index_plan.h"
 
 namespace terrace {
 namespace {
@@ -265,6 +268,7 @@ Status TrainingRun::WriteAhead() {
     const std::uint64_t dirty_bytes = caches_[t]->likely_dirty_bytes();
     const double beyond = static_cast<double>(dirty_bytes) - limit;
     if (beyond <= 0) continue;
+    ExpectRows();
     const double rows = beyond / static_cast<double>(dirty_bytes) *
                         static_cast<double>(caches_[t]->stats().dirty_rows);
     TERRACE_RETURN_IF_ERROR(caches_[t]->WriteAhead(static_cast<std::uint64_t>(rows) + 1));
@@ -275,10 +279,25 @@ Status TrainingRun::WriteAhead() {
 Status TrainingRun::WriteAheadOfEnd() {
   // What is kept free for the last checkpoint has to be free still when these rows are written.
   if (!quota_->HasFree(2 * CheckpointBytes())) return OkStatus();
+  ExpectRows();
   for (RowCache* cache : cache_pointers_) {
     TERRACE_RETURN_IF_ERROR(cache->WriteAhead(~std::uint64_t{0}));
   }
   return OkStatus();
+}
+
+void TrainingRun::ExpectRows() const {
+  const std::uint64_t planned = planned_index_bytes_.load(std::memory_order_relaxed);
+  const std::uint64_t taken = stores_->index_bytes() + IndexStep() / 4;
+  const std::uint64_t room = planned > taken ? planned - taken : 0;
+  std::vector<std::uint64_t> rows;
+  for (const RowCache* cache : cache_pointers_) rows.push_back(cache->stats().unstored_rows);
+  const std::uint64_t all = std::accumulate(rows.begin(), rows.end(), std::uint64_t{0});
+  if (all > room / kKeyIndexBytes) return;
+  for (std::size_t t = 0; t < rows.size(); ++t) {
+    const std::vector<Store*> shards = stores_->table(t);
+    for (Store* store : shards) store->ExpectRows(rows[t] / shards.size());
+  }
 }
 
 Result<bool> TrainingRun::GiveWayToIndex() {
@@ -286,7 +305,7 @@ Result<bool> TrainingRun::GiveWayToIndex() {
   // leave.
   const std::uint64_t step = IndexStep();
   const std::uint64_t index_bytes = stores_->index_bytes();
-  if (index_bytes + step / 4 < planned_index_bytes_) return false;
+  if (index_bytes + step / 4 < planned_index_bytes_.load(std::memory_order_relaxed)) return false;
   const std::uint64_t least = LeastCacheBytes(job_, *plan_);
   if (index_bytes + least > memory_.rows_bytes) {
     const std::uint64_t needed = BudgetForRows(memory_input_, 2 * index_bytes + least);
@@ -301,9 +320,10 @@ Result<bool> TrainingRun::GiveWayToIndex() {
     }
     return false;
   }
-  planned_index_bytes_ = std::min(index_bytes + step, memory_.rows_bytes - least);
+  const std::uint64_t planned = std::min(index_bytes + step, memory_.rows_bytes - least);
+  planned_index_bytes_.store(planned, std::memory_order_relaxed);
   const std::vector<std::uint64_t> bytes =
-      SplitCacheBytes(job_, *plan_, memory_.rows_bytes - planned_index_bytes_);
+      SplitCacheBytes(job_, *plan_, memory_.rows_bytes - planned);
   bool drains = false;
   for (std::size_t t = 0; t < caches_.size(); ++t) {
     const Status status = caches_[t]->SetCapacity(bytes[t]);
@@ -490,6 +510,7 @@ Status TrainingRun::Validate() {
 Status TrainingRun::TakeCheckpoint(bool finished) {
   SyncPoint::Hit("checkpoint.before_flush");
   stores_->OpenReserve();  // This is the checkpoint that it is for.
+  ExpectRows();
   const std::uint64_t id = last_checkpoint_ + 1;
   for (RowCache* cache : cache_pointers_) TERRACE_RETURN_IF_ERROR(cache->FlushDirty());
   // The last interval has what was written for it too: no other follows that could tell of it.

@@ -132,6 +132,9 @@ class TrainingRun {
   // Writes what the last sets do not hold while these are trained: the final checkpoint has less to
   // do.
   Status WriteAheadOfEnd();
+  // Rows are about to be written, perhaps all of them: tells the stores how many of them are new,
+  // as far as the caches leave room for an index that grows for them at once.
+  void ExpectRows() const;
   // Bytes of the index that the caches give way to at a time.
   std::uint64_t IndexStep() const;
   void AdaptChannels();
@@ -226,7 +229,8 @@ class TrainingRun {
   bool quota_has_room_ = false;  // For several checkpoints, when it was last looked at.
 
   // Stage 2's.
-  std::uint64_t planned_index_bytes_ = 0;  // What the caches leave free for the index.
+  // What the caches leave free for the index. Relaxed: a checkpoint reads what it was lately.
+  std::atomic<std::uint64_t> planned_index_bytes_{0};
 
   Mutex checkpoints_mu_;
   struct Kept {

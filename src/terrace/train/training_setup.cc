@@ -457,7 +457,8 @@ Status TrainingRun::MakeCaches() {
                     WholeMiB(BudgetForRows(memory_input_,
                                            index_bytes + least + IndexRoomBytes(job_, *plan_)))));
   }
-  planned_index_bytes_ = std::min(index_bytes + IndexStep(), memory_.rows_bytes - least);
+  const std::uint64_t planned = std::min(index_bytes + IndexStep(), memory_.rows_bytes - least);
+  planned_index_bytes_.store(planned, std::memory_order_relaxed);
   if (memory_.future_bytes > 0) {
     TERRACE_ASSIGN_OR_RETURN(future_keys_, FutureKeys::Create(memory_.future_bytes));
     DataOptions data = job_.train_data;
@@ -467,7 +468,7 @@ Status TrainingRun::MakeCaches() {
                                               job_.training.minibatch, future_keys_.get());
   }
   const std::vector<std::uint64_t> bytes =
-      SplitCacheBytes(job_, *plan_, memory_.rows_bytes - planned_index_bytes_);
+      SplitCacheBytes(job_, *plan_, memory_.rows_bytes - planned);
   for (std::size_t t = 0; t < plan_->tables.size(); ++t) {
     const RowSchema* schema = &plan_->tables[t].schema;
     RowCacheOptions options;

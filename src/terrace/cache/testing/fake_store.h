@@ -27,6 +27,7 @@ class FakeStore final : public Store {
                                             std::span<const std::byte* const> rows,
                                             std::span<const std::uint8_t> stored) override;
   Status Publish(std::unique_ptr<StagedRows> staged) override;
+  void ExpectRows(std::uint64_t /*rows*/) override {}
   Status Erase(std::span<const Key> keys) override;
   Result<ManifestReference> Commit(std::uint64_t id) override;
   Status Drop(std::uint64_t id) override;
