@@ -141,7 +141,7 @@ struct RunSummary {
   // Of this process's mini-batches, those whose first layer went by distinct rows.
   std::optional<std::uint64_t> steps_by_rows;
   std::uint64_t bad_lines = 0;
-  double seconds = 0;  // Wall time of this process from start to final checkpoint.
+  double seconds = 0;                 // Wall time of this process from start to final checkpoint.
   std::optional<double> cpu_seconds;  // Of all its threads, the kernel's part in it too.
   double examples_per_second = 0;
   ClickMetricsResult progressive;
