@@ -86,7 +86,7 @@ def test_summary(terrace, finished):
     summary = finished.summary()
     assert summary["format_version"] == 2
     assert summary["examples"] == 2000
-    for name in ("seconds", "examples_per_second", "rows", "model_bytes"):
+    for name in ("seconds", "cpu_seconds", "examples_per_second", "rows", "model_bytes"):
         assert summary[name] > 0
     for name in ("progressive", "validation"):
         assert {"auc", "logloss", "ne", "calibration"} <= set(summary[name])

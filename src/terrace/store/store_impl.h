@@ -101,9 +101,7 @@ class StoreImpl final : public Store {
                                             std::span<const std::byte* const> rows,
                                             std::span<const std::uint8_t> stored) override;
   Status Publish(std::unique_ptr<StagedRows> staged) override;
-  void ExpectRows(std::uint64_t rows) override {
-    expected_rows_.store(rows, std::memory_order_relaxed);
-  }
+  void ExpectRows(std::uint64_t rows) override;
   Status Erase(std::span<const Key> keys) override;
   Result<ManifestReference> Commit(std::uint64_t id) override;
   Status Drop(std::uint64_t id) override;
@@ -445,9 +443,6 @@ class StoreImpl final : public Store {
 
   Mutex commit_mu_;
 
-  // New ones, not published yet. Relaxed: a guess.
-  std::atomic<std::uint64_t> expected_rows_{0};
-
   Mutex holder_mu_;  // Before mu_; held while the holder is asked.
   RowHolder* holder_ TERRACE_GUARDED_BY(holder_mu_) = nullptr;
 
@@ -457,6 +452,7 @@ class StoreImpl final : public Store {
   CondVar compaction_wanted_;
   CondVar compacted_;
   std::unique_ptr<RowIndex> index_ TERRACE_GUARDED_BY(mu_);
+  std::uint64_t expected_keys_ TERRACE_GUARDED_BY(mu_) = 0;        // In it, by the last ExpectRows.
   std::unique_ptr<ExactIndex> deletions_ TERRACE_GUARDED_BY(mu_);  // Newest deletion records.
   std::vector<std::vector<SortedKey>> spare_orders_ TERRACE_GUARDED_BY(mu_);
   std::vector<FilePtr> slots_ TERRACE_GUARDED_BY(mu_);

@@ -110,6 +110,11 @@ Status StoreImpl::Publish(std::unique_ptr<StagedRows> staged) {
   return PublishBlocks(staged.get(), 0);
 }
 
+void StoreImpl::ExpectRows(std::uint64_t rows) {
+  MutexLock lock(&mu_);
+  expected_keys_ = index_->size() + rows;
+}
+
 Status StoreImpl::PublishBlocks(StagedRows* staged, std::int64_t rows_change) {
   return PublishStaged(static_cast<StagedFiles*>(staged), rows_change);
 }
@@ -511,17 +516,12 @@ Status StoreImpl::ReserveIndex(const StagedFiles& staged) {
   }
   // Readers have their turns in between: room is made range by range, for all new keys of a range.
   const std::span<const std::uint64_t> rows = added[0];
-  const std::uint64_t coming = expected_rows_.load(std::memory_order_relaxed);
-  std::uint64_t expected = 0;
   for (std::size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
     end = std::min(begin + kIndexBatch, rows.size());
     while (end < rows.size() && rows[end] / kFillGrain == rows[end - 1] / kFillGrain) ++end;
     MutexLock lock(&mu_);
-    if (begin == 0 && coming > rows.size()) expected = index_->size() + coming;
-    TERRACE_RETURN_IF_ERROR(index_->Reserve(rows.subspan(begin, end - begin), expected));
+    TERRACE_RETURN_IF_ERROR(index_->Reserve(rows.subspan(begin, end - begin), expected_keys_));
   }
-  expected_rows_.store(coming - std::min<std::uint64_t>(coming, rows.size()),
-                       std::memory_order_relaxed);
   MutexLock lock(&mu_);
   return deletions_->Reserve(added[1], /*expected=*/0);
 }

@@ -97,6 +97,34 @@ TEST(MemoryPlan, TheBudgetForSoManyRowsHasRoomForThemAndLittleMore) {
   }
 }
 
+TEST(MemoryPlan, AValidationsBatchTakesOnlyWhatCanBeSpared) {
+  int small = 0, large = 0;
+  for (std::uint64_t seed = 0; seed < 1000; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Rng rng(seed);
+    MemoryPlanInput input = RandomInput(&rng);
+    input.validates = true;
+    const std::uint64_t least = LeastBudgetBytes(input);
+    std::uint32_t before = 0;
+    // No budget above the least is refused for what validation takes more with it.
+    for (std::uint64_t budget = least; budget < 64 * least; budget += budget / 16) {
+      input.budget_bytes = budget;
+      const Result<MemoryPlan> plan = PlanMemory(input);
+      ASSERT_TRUE(plan.ok()) << plan.status().message();
+      EXPECT_GE(plan->rows_bytes,
+                input.least_cache_bytes + input.index_bytes + input.index_room_bytes);
+      EXPECT_EQ(plan->validation_batch % input.minibatch, 0u);
+      EXPECT_GE(plan->validation_batch, std::max(before, input.minibatch));
+      EXPECT_LE(plan->validation_batch, std::max(4096U, input.minibatch));
+      before = plan->validation_batch;
+      small += plan->validation_batch <= 1024 ? 1 : 0;
+      large += plan->validation_batch > 2048 && input.minibatch < 1024 ? 1 : 0;
+    }
+  }
+  EXPECT_GT(small, 100);
+  EXPECT_GT(large, 100);
+}
+
 TEST(MemoryPlan, TheLeastIsToldSoThatItIsEnough) {
   EXPECT_EQ(WholeMiB(628 * kMiB), "628 MiB");
   EXPECT_EQ(WholeMiB(628 * kMiB + 1), "629 MiB");

@@ -264,11 +264,12 @@ Status TrainingRun::WriteAhead() {
                           ? written / stores.write_seconds
                           : kFirstBytesPerSecond;
   const double limit = rate * job_.checkpoint.final_seconds / static_cast<double>(caches_.size());
+  bool told = false;
   for (std::size_t t = 0; t < caches_.size(); ++t) {
     const std::uint64_t dirty_bytes = caches_[t]->likely_dirty_bytes();
     const double beyond = static_cast<double>(dirty_bytes) - limit;
     if (beyond <= 0) continue;
-    ExpectRows();
+    if (!std::exchange(told, true)) ExpectRows();
     const double rows = beyond / static_cast<double>(dirty_bytes) *
                         static_cast<double>(caches_[t]->stats().dirty_rows);
     TERRACE_RETURN_IF_ERROR(caches_[t]->WriteAhead(static_cast<std::uint64_t>(rows) + 1));
