@@ -157,6 +157,8 @@ class KeyTable {
   // kNone: none that says so.
   std::uint32_t EntryOf(std::uint64_t row) const { return of_row_[row]; }
   Key key(std::uint32_t i) const { return entries_[i].key; }
+  // Of which record it says that it is; any number where it is damaged.
+  std::uint64_t row(std::uint32_t i) const { return RowOfEntry(version_, i, entries_[i].version); }
   // Of the record.
   std::uint64_t record_version(std::uint32_t i) const {
     return VersionOfEntry(version_, entries_[i].version);
@@ -238,21 +240,39 @@ Result<std::vector<UnknownRecords>> FindUnknown(const KeyTable& table,
   return unknown;
 }
 
-// Whether there are records of another file. As the check of a record has the number of its file in
-// it, that tells two of them: of damaged ones it would be as many numbers.
-bool HasRecordsOfAnother(File* disk, const RecordLayout& layout, const Manifest::File& file,
-                         ScrubBuffers* buffers) {
+// Whether there are records or keys of another file. As the check of a record has the number of its
+// file in it, that tells two of them: of damaged ones it would be as many numbers. Two entries tell
+// that could be some file's and say another key and another age than the whole record does whose
+// they are: damage changes one of the two, or makes of both what no file has.
+bool HasPartsOfAnother(File* disk, const RecordLayout& layout, const Manifest::File& file,
+                       const KeyTable& table, std::uint64_t most_sequence, ScrubBuffers* buffers) {
   Findings nowhere(nullptr, "");
   SalvageSection records(disk, kBlockBytes, layout.record_bytes, file.rows, buffers->records(),
                          &nowhere);
   const std::uint64_t seed = layout.CheckSeed(file.id);
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> of_others;  // Seed and sum of the record.
+  // Of a whole record key and version, of another one its seed and sum.
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> of_rows(file.rows);
+  std::vector<bool> whole(file.rows);
   for (std::uint64_t row = 0; row < file.rows; ++row) {
     const std::byte* record = records.Next();
+    const RecordHead head = HeadOf(record);
     const std::uint64_t sum = RecordCheck(record, layout.record_bytes, /*seed=*/0);
-    if ((HeadOf(record).check ^ sum) != seed)
-      of_others.emplace_back(HeadOf(record).check ^ sum, sum);
+    whole[row] = (head.check ^ sum) == seed;
+    of_rows[row] =
+        whole[row] ? std::pair(head.key, head.version) : std::pair(head.check ^ sum, sum);
   }
+  int strange = 0;
+  for (std::uint32_t i = 0; i < table.size(); ++i) {
+    const std::uint64_t row = table.row(i), version = table.record_version(i);
+    if (row >= file.rows || !whole[row] || !IsPossible(version, most_sequence)) continue;
+    strange += of_rows[row].first != table.key(i) && of_rows[row].second != version ? 1 : 0;
+  }
+  if (strange > 1) return true;
+  std::uint64_t others = 0;
+  for (std::uint64_t row = 0; row < file.rows; ++row) {
+    if (!whole[row]) of_rows[others++] = of_rows[row];
+  }
+  const std::span of_others = std::span(of_rows).first(others);
   std::sort(of_others.begin(), of_others.end());
   for (std::size_t i = 1; i < of_others.size(); ++i) {
     // Equal ones, such as zeros, tell nothing.
@@ -435,7 +455,8 @@ FileScrub ScrubFile(FileSystem* fs, const ScrubOptions& options, const Manifest:
     findings.Add(keys_offset, "the key section fails its checksum");
   }
   if (!scrub.keys_hold && !scrub.mixed) {
-    scrub.mixed = HasRecordsOfAnother(disk->get(), options.layout, file, buffers);
+    scrub.mixed =
+        HasPartsOfAnother(disk->get(), options.layout, file, table, scrub.most_sequence, buffers);
   }
   Result<WalkResult> walk = Walk(disk->get(), options, scrub, table, buffers, &findings,
                                  [&](const SalvagedRecord& record) {

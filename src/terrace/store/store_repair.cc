@@ -32,14 +32,26 @@ struct Suspect {
   Key key = 0;
   std::uint64_t version = 0;
   std::uint64_t file_id = 0;
-  std::uint64_t most_sequence = 0;  // Of the lost ones that it may be older than.
+  const FileScrub* scrub = nullptr;  // Of the lost ones that it may be older than.
   bool whole = false;
 };
 
+// keys: in the order of MixKey.
+bool IsAmong(const std::vector<Key>& keys, Key key) {
+  const std::uint64_t hash = MixKey(key);
+  const auto at =
+      std::lower_bound(keys.begin(), keys.end(), hash,
+                       [](Key other, std::uint64_t wanted) { return MixKey(other) < wanted; });
+  return at != keys.end() && *at == key;
+}
+
 class LossFinder {
  public:
-  LossFinder(std::span<const FileScrub* const> damaged, std::uint64_t memory_bytes)
-      : damaged_(damaged), most_suspects_(memory_bytes / sizeof(Suspect)) {
+  LossFinder(std::span<const FileScrub* const> damaged, bool rows_expire,
+             std::uint64_t memory_bytes)
+      : damaged_(damaged),
+        rows_expire_(rows_expire),
+        most_suspects_(memory_bytes / (sizeof(Suspect) + sizeof own_[0])) {
     for (const FileScrub* scrub : damaged) {
       for (const KeyEntry& entry : scrub->lost) {
         lost_.push_back({MixKey(entry.key), entry.key, SequenceOf(entry.version), scrub->file.id});
@@ -60,22 +72,47 @@ class LossFinder {
       // Of equal age are a record and its compacted copy: one of them is enough.
       at->replaced |=
           sequence > at->sequence || (sequence == at->sequence && (whole || file_id > at->file_id));
+      if (rows_expire_)
+        TERRACE_RETURN_IF_ERROR(AddSuspect(nullptr, hash, key, version, file_id, whole));
     }
     for (const FileScrub* scrub : damaged_) {
-      if (scrub->file.id == file_id || !InUnknown(*scrub, hash)) continue;
-      if (suspects_.size() == most_suspects_) {
-        return OutOfMemoryError(fmt::format(
-            "{}: so much of it is unreadable that more than {} rows of other files may be older "
-            "than what it held",
-            scrub->path, suspects_.size()));
+      if (!InUnknown(*scrub, hash)) continue;
+      if (scrub->file.id == file_id) {
+        // A file has a key once: none of its unknown records is of this one.
+        if (own_.size() == most_suspects_) return TooMany(*scrub);
+        own_.emplace_back(hash, scrub);
+        continue;
       }
-      suspects_.push_back({hash, key, version, file_id, scrub->most_sequence, whole});
+      TERRACE_RETURN_IF_ERROR(AddSuspect(scrub, hash, key, version, file_id, whole));
     }
     return OkStatus();
   }
 
   StoreLosses Take() {
     StoreLosses losses;
+    losses.leaves_no_older = rows_expire_;
+    std::sort(own_.begin(), own_.end());
+    std::erase_if(suspects_, [this](const Suspect& suspect) {
+      return std::binary_search(own_.begin(), own_.end(), std::pair(suspect.hash, suspect.scrub));
+    });
+    std::sort(suspects_.begin(), suspects_.end(), [](const Suspect& a, const Suspect& b) {
+      if (a.hash != b.hash) return a.hash < b.hash;
+      const std::uint64_t x = SequenceOf(a.version), y = SequenceOf(b.version);
+      return x != y ? x < y : a.file_id < b.file_id;
+    });
+    for (std::size_t begin = 0, end = 0; begin < suspects_.size(); begin = end) {
+      std::uint64_t most_sequence = 0;
+      for (; end < suspects_.size() && suspects_[end].hash == suspects_[begin].hash; ++end) {
+        const FileScrub* scrub = suspects_[end].scrub;
+        if (scrub != nullptr) most_sequence = std::max(most_sequence, scrub->most_sequence);
+      }
+      const Suspect& newest = suspects_[end - 1];
+      // One that is lost itself is dropped already; a deletion brings nothing back.
+      if (newest.whole && !IsDeletion(newest.version) &&
+          SequenceOf(newest.version) <= most_sequence) {
+        losses.outdated.push_back(newest.key);
+      }
+    }
     for (const Lost& lost : lost_) {
       if (lost.replaced) {
         ++losses.replaced_rows;
@@ -84,28 +121,35 @@ class LossFinder {
       }
     }
     for (const FileScrub* scrub : damaged_) losses.unknown_rows += scrub->unknown_rows();
-    std::sort(suspects_.begin(), suspects_.end(), [](const Suspect& a, const Suspect& b) {
-      if (a.hash != b.hash) return a.hash < b.hash;
-      const std::uint64_t x = SequenceOf(a.version), y = SequenceOf(b.version);
-      return x != y ? x < y : a.file_id < b.file_id;
-    });
-    for (std::size_t i = 0; i < suspects_.size(); ++i) {
-      if (i + 1 < suspects_.size() && suspects_[i + 1].hash == suspects_[i].hash) {
-        suspects_[i + 1].most_sequence =
-            std::max(suspects_[i + 1].most_sequence, suspects_[i].most_sequence);
-        continue;
-      }
-      const Suspect& newest = suspects_[i];
-      // One that is lost itself is dropped already; a deletion brings nothing back.
-      if (newest.whole && !IsDeletion(newest.version) &&
-          SequenceOf(newest.version) <= newest.most_sequence) {
-        losses.outdated.push_back(newest.key);
-      }
-    }
     return losses;
   }
 
+  // Of the keys that are given up, the files with older records that were seen.
+  std::set<std::uint64_t> OlderFiles(const StoreLosses& losses) const {
+    std::set<std::uint64_t> files;
+    for (const Suspect& suspect : suspects_) {
+      if (IsAmong(losses.dropped, suspect.key) || IsAmong(losses.outdated, suspect.key)) {
+        files.insert(suspect.file_id);
+      }
+    }
+    return files;
+  }
+
  private:
+  static Status TooMany(const FileScrub& scrub) {
+    return OutOfMemoryError(
+        fmt::format("{}: so much of it is unreadable that too many rows may be older than what it "
+                    "held to be looked at in this budget",
+                    scrub.path));
+  }
+  // scrub: null for one of a key of which a record is known to be lost.
+  Status AddSuspect(const FileScrub* scrub, std::uint64_t hash, Key key, std::uint64_t version,
+                    std::uint64_t file_id, bool whole) {
+    if (suspects_.size() == most_suspects_)
+      return TooMany(scrub == nullptr ? *damaged_[0] : *scrub);
+    suspects_.push_back({hash, key, version, file_id, scrub, whole});
+    return OkStatus();
+  }
   static bool InUnknown(const FileScrub& scrub, std::uint64_t hash) {
     const auto after = std::upper_bound(
         scrub.unknown.begin(), scrub.unknown.end(), hash,
@@ -114,9 +158,12 @@ class LossFinder {
   }
 
   const std::span<const FileScrub* const> damaged_;
+  const bool rows_expire_;
   const std::uint64_t most_suspects_;
   std::vector<Lost> lost_;  // By hash.
   std::vector<Suspect> suspects_;
+  // Known keys of a damaged file that lie where unknown ones of it do.
+  std::vector<std::pair<std::uint64_t, const FileScrub*>> own_;
 };
 
 // The keys of a file that was found sound.
@@ -206,31 +253,44 @@ Result<std::uint64_t> NextFileId(FileSystem* fs, const std::string& directory,
   return least;
 }
 
-// The records of a damaged file that go on, and deletions in place of dropped rows. `dropped` are
-// in the order of MixKey.
+// The records of a file that go on, and deletions in place of dropped rows where older records of
+// them stay.
 Status CopyWhole(FileSystem* fs, const ScrubOptions& options, const FileScrub& scrub,
-                 const std::vector<Key>& dropped, ScrubBuffers* buffers, FileRewriter* out) {
+                 const StoreLosses& losses, ScrubBuffers* buffers, FileRewriter* out) {
   return WalkSalvaged(fs, options, scrub, buffers, [&](const SalvagedRecord& record) -> Status {
+    if (record.state == SalvagedRecord::State::kUnknown) return OkStatus();
+    if (losses.leaves_no_older &&
+        (IsAmong(losses.dropped, record.key) || IsAmong(losses.outdated, record.key))) {
+      return OkStatus();
+    }
     if (record.state == SalvagedRecord::State::kWhole) {
       return out->Add(record.key, record.version, record.payload);
     }
-    if (record.state == SalvagedRecord::State::kUnknown) return OkStatus();
-    const std::uint64_t hash = MixKey(record.key);
-    const auto at =
-        std::lower_bound(dropped.begin(), dropped.end(), hash,
-                         [](Key key, std::uint64_t wanted) { return MixKey(key) < wanted; });
-    const bool is_dropped = at != dropped.end() && *at == record.key;
     // As old as what it stands for: an older record stays stale, a newer one stays the newest.
-    return is_dropped ? out->Add(record.key, record.version | kDeletionBit, {}) : OkStatus();
+    return IsAmong(losses.dropped, record.key)
+               ? out->Add(record.key, record.version | kDeletionBit, {})
+               : OkStatus();
   });
+}
+
+// Sound a moment ago.
+Status CopyOlder(FileSystem* fs, const ScrubOptions& options, const Manifest::File& file,
+                 const StoreLosses& losses, ScrubBuffers* buffers, FileRewriter* out) {
+  const FileScrub scrub = ScrubFile(fs, options, file, buffers);
+  TERRACE_RETURN_IF_ERROR(scrub.refused);
+  if (!scrub.sound()) {
+    return UnavailableError(
+        fmt::format("{}: {}: is the disk failing?", scrub.path, scrub.findings[0].what));
+  }
+  return CopyWhole(fs, options, scrub, losses, buffers, out);
 }
 
 }  // namespace
 
 Result<StoreLosses> FindLosses(FileSystem* fs, const ScrubOptions& options,
                                const Manifest& manifest, std::span<const FileScrub* const> damaged,
-                               std::uint64_t memory_bytes) {
-  LossFinder finder(damaged, memory_bytes);
+                               bool rows_expire, std::uint64_t memory_bytes) {
+  LossFinder finder(damaged, rows_expire, memory_bytes);
   TERRACE_ASSIGN_OR_RETURN(ScrubBuffers buffers, ScrubBuffers::Allocate(options.layout));
   for (const Manifest::File& file : manifest.files) {
     const FileScrub* scrub = FindScrub(damaged, file.id);
@@ -245,13 +305,23 @@ Result<StoreLosses> FindLosses(FileSystem* fs, const ScrubOptions& options,
                             record.state == SalvagedRecord::State::kWhole);
         }));
   }
-  return finder.Take();
+  StoreLosses losses = finder.Take();
+  if (!losses.leaves_no_older) return losses;
+  const std::set<std::uint64_t> older = finder.OlderFiles(losses);
+  for (const Manifest::File& file : manifest.files) {
+    if (older.contains(file.id) && FindScrub(damaged, file.id) == nullptr) {
+      losses.older_files.push_back(file);
+    }
+  }
+  return losses;
 }
 
 std::uint64_t RewriteBytes(const ScrubOptions& options, const Manifest& manifest,
                            std::span<const FileScrub* const> damaged, const StoreLosses& losses) {
   std::uint64_t bytes = AlignUp(EncodeManifest(manifest).size() + 2 * kBlockBytes, kBlockBytes);
   for (const FileScrub* scrub : damaged) bytes += scrub->file.bytes;
+  for (const Manifest::File& file : losses.older_files) bytes += file.bytes;
+  if (losses.leaves_no_older) return bytes;
   for (std::uint64_t left = losses.outdated.size(); left > 0;) {
     const std::uint64_t rows = std::min(left, kMaxRowsPerFile);
     bytes += options.layout.FileBytes(rows);
@@ -275,19 +345,27 @@ Result<ManifestReference> RewriteStore(FileSystem* fs, const ScrubOptions& optio
     SyncPoint::Hit("repair.before_rows");
     FileRewriter out(fs, options, first_id, &writing);
     for (const FileScrub* scrub : damaged) {
-      TERRACE_RETURN_IF_ERROR(CopyWhole(fs, options, *scrub, losses.dropped, &walking, &out));
+      TERRACE_RETURN_IF_ERROR(CopyWhole(fs, options, *scrub, losses, &walking, &out));
       TERRACE_RETURN_IF_ERROR(out.End());
     }
-    // Erased now: newer than whatever they are.
-    next.sequence += losses.outdated.empty() ? 0 : 1;
-    if (next.sequence > kMaxSequence) return InternalError("the sequence of writes is used up");
-    for (const Key key : losses.outdated) {
-      TERRACE_RETURN_IF_ERROR(out.Add(key, next.sequence | kDeletionBit, {}));
+    std::set<std::uint64_t> older;
+    for (const Manifest::File& file : losses.older_files) {
+      TERRACE_RETURN_IF_ERROR(CopyOlder(fs, options, file, losses, &walking, &out));
+      TERRACE_RETURN_IF_ERROR(out.End());
+      older.insert(file.id);
     }
-    TERRACE_RETURN_IF_ERROR(out.End());
+    if (!losses.leaves_no_older) {
+      // Erased now: newer than whatever they are.
+      next.sequence += losses.outdated.empty() ? 0 : 1;
+      if (next.sequence > kMaxSequence) return InternalError("the sequence of writes is used up");
+      for (const Key key : losses.outdated) {
+        TERRACE_RETURN_IF_ERROR(out.Add(key, next.sequence | kDeletionBit, {}));
+      }
+      TERRACE_RETURN_IF_ERROR(out.End());
+    }
     next.next_file_id = out.next_id();
     std::erase_if(next.files, [&](const Manifest::File& file) {
-      return FindScrub(damaged, file.id) != nullptr;
+      return FindScrub(damaged, file.id) != nullptr || older.contains(file.id);
     });
     next.files.insert(next.files.end(), out.files().begin(), out.files().end());
   }

@@ -20,21 +20,28 @@ struct StoreLosses {
   std::vector<Key> outdated;
   std::uint64_t unknown_rows = 0;   // Lost records whose key nothing tells.
   std::uint64_t replaced_rows = 0;  // Lost records that a newer one had replaced: no loss.
+  // Where rows expire, a deletion record does not stand against an older one for as long as that
+  // lies there: training makes the row anew, the deletion is overtaken, and the new row may go
+  // before the old one would. Then no older record is left: these sound files are written anew too.
+  bool leaves_no_older = false;
+  std::vector<Manifest::File> older_files;
 };
 
 // Finds what is lost by the damaged files of `manifest`. `damaged`: the scrubs of those, none of
 // them refused. Reads the key sections of the other files and the damaged files once more.
-// kOutOfMemory: more rows may be outdated than fit into memory_bytes.
+// rows_expire: see StoreLosses::leaves_no_older. kOutOfMemory: more rows may be outdated than fit
+// into memory_bytes.
 Result<StoreLosses> FindLosses(FileSystem* fs, const ScrubOptions& options,
                                const Manifest& manifest, std::span<const FileScrub* const> damaged,
-                               std::uint64_t memory_bytes);
+                               bool rows_expire, std::uint64_t memory_bytes);
 
 // Bytes on disk that RewriteStore writes at most, the manifest included.
 std::uint64_t RewriteBytes(const ScrubOptions& options, const Manifest& manifest,
                            std::span<const FileScrub* const> damaged, const StoreLosses& losses);
 
 // Writes what is whole in the damaged files to new ones, with a deletion record for each dropped
-// row, and commits them with the other files as manifest `id`. All of it is durable when it
+// row or, where rows expire, without any older record of it, and commits them with the other files
+// as manifest `id`. All of it is durable when it
 // returns; what the old manifests name stays as it is.
 Result<ManifestReference> RewriteStore(FileSystem* fs, const ScrubOptions& options,
                                        const Manifest& manifest,

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <set>
 #include <string>
@@ -140,6 +141,25 @@ void ExpectHonest(const RowMap& rows, const RowMap& model, const StoreLosses& lo
   EXPECT_LE(erased, losses.unknown_rows);
 }
 
+// No file has a record of a key that was given up.
+void ExpectNoRecordsOf(FileSystem* fs, const ScrubOptions& options,
+                       const ManifestReference& repaired, const StoreLosses& losses) {
+  std::set<Key> gone(losses.dropped.begin(), losses.dropped.end());
+  gone.insert(losses.outdated.begin(), losses.outdated.end());
+  auto manifest = ReadManifest(fs, options.directory, repaired.id, repaired.digest, options.layout);
+  TERRACE_ASSERT_OK(manifest.status());
+  auto buffers = ScrubBuffers::Allocate(options.layout);
+  TERRACE_ASSERT_OK(buffers.status());
+  for (const Manifest::File& file : manifest->files) {
+    const FileScrub scrub = ScrubFile(fs, options, file, &*buffers);
+    TERRACE_ASSERT_OK(
+        WalkSalvaged(fs, options, scrub, &*buffers, [&](const SalvagedRecord& record) {
+          EXPECT_FALSE(gone.contains(record.key)) << std::hex << record.key;
+          return OkStatus();
+        }));
+  }
+}
+
 // A store with so many damaged files, repaired, opened, compacted, and used further.
 void RepairOnce(std::uint64_t seed, std::uint64_t most_damaged) {
   SCOPED_TRACE("seed " + std::to_string(seed));
@@ -168,13 +188,15 @@ void RepairOnce(std::uint64_t seed, std::uint64_t most_damaged) {
   Scrubbed scrubbed;
   ASSERT_NO_FATAL_FAILURE(Scrub(&fs, harness, reference, &scrubbed));
   // Bits may have been flipped back, and bytes replaced by equal ones; all else is found.
-  auto losses = FindLosses(&fs, options, scrubbed.manifest, scrubbed.damaged, kMemory);
+  const bool rows_expire = rng.Below(2) == 0;
+  auto losses = FindLosses(&fs, options, scrubbed.manifest, scrubbed.damaged, rows_expire, kMemory);
   TERRACE_ASSERT_OK(losses.status());
   auto repaired = RewriteStore(&fs, options, scrubbed.manifest, scrubbed.damaged, *losses, 2);
   TERRACE_ASSERT_OK(repaired.status());
   std::vector<Finding> findings;
   TERRACE_ASSERT_OK(ScrubManifest(&fs, options, *repaired, &findings));
   ASSERT_TRUE(findings.empty()) << findings[0].file << ": " << findings[0].what;
+  if (rows_expire) ASSERT_NO_FATAL_FAILURE(ExpectNoRecordsOf(&fs, options, *repaired, *losses));
 
   DiskQuota quota(kQuota);
   auto store =
@@ -229,8 +251,8 @@ TEST(StoreRepair, ADamagedDeletionStaysOne) {
   ASSERT_NO_FATAL_FAILURE(Scrub(&fs, harness, harness.manifests().at(1), &scrubbed));
   ASSERT_EQ(scrubbed.damaged.size(), 1u);
   EXPECT_EQ(scrubbed.damaged[0]->whole, 1u);
-  auto losses =
-      FindLosses(&fs, harness.scrub_options(), scrubbed.manifest, scrubbed.damaged, kMemory);
+  auto losses = FindLosses(&fs, harness.scrub_options(), scrubbed.manifest, scrubbed.damaged,
+                           /*rows_expire=*/false, kMemory);
   TERRACE_ASSERT_OK(losses.status());
   EXPECT_TRUE(losses->dropped.empty());
   auto repaired =
@@ -252,12 +274,114 @@ TEST(StoreRepair, TooManySuspectsAreAnError) {
   TERRACE_ASSERT_OK(fs.Remove(JoinPath(harness.options()->directory, ParameterFileName(2))));
   Scrubbed scrubbed;
   ASSERT_NO_FATAL_FAILURE(Scrub(&fs, harness, harness.manifests().at(1), &scrubbed));
-  auto losses = FindLosses(&fs, harness.scrub_options(), scrubbed.manifest, scrubbed.damaged, 100);
+  auto losses = FindLosses(&fs, harness.scrub_options(), scrubbed.manifest, scrubbed.damaged,
+                           /*rows_expire=*/false, 100);
   EXPECT_EQ(losses.status().code(), StatusCode::kOutOfMemory) << losses.status().ToString();
-  losses = FindLosses(&fs, harness.scrub_options(), scrubbed.manifest, scrubbed.damaged, kMemory);
+  losses = FindLosses(&fs, harness.scrub_options(), scrubbed.manifest, scrubbed.damaged,
+                      /*rows_expire=*/false, kMemory);
   TERRACE_ASSERT_OK(losses.status());
   EXPECT_EQ(losses->outdated.size(), 3u);
   EXPECT_EQ(losses->unknown_rows, 1u);
+}
+
+// Two writes of one store, the second of which overwrites `rows` keys of the first: committed, and
+// closed.
+void WriteTwice(StoreHarness* harness, std::uint64_t first, std::uint64_t rows) {
+  TERRACE_ASSERT_OK(harness->Create());
+  TERRACE_ASSERT_OK(harness->Write(harness->KeysFrom(0, first)));
+  TERRACE_ASSERT_OK(harness->Write(harness->KeysFrom(0, rows)));
+  TERRACE_ASSERT_OK(harness->Commit());
+  harness->Abandon();
+}
+
+KeyEntry EntryAt(const std::string& bytes, std::uint64_t at) {
+  KeyEntry entry;
+  std::memcpy(&entry, bytes.data() + at, sizeof entry);
+  return entry;
+}
+
+// A record of which nothing tells the key is none of those whose keys their own records tell.
+TEST(StoreRepair, OneNamelessRowTakesNoWholeOnesAlong) {
+  MemoryFileSystem fs;
+  StoreOptions store_options = StoreHarness::TinyOptions();
+  store_options.file_bytes = 1 << 20;
+  StoreHarness harness(&fs, kQuota, store_options);
+  constexpr std::uint64_t kRows = 2000;
+  harness.key_range = 5 * kRows;
+  ASSERT_NO_FATAL_FAILURE(WriteTwice(&harness, 5 * kRows, kRows));
+  const ScrubOptions options = harness.scrub_options();
+  const std::string path = JoinPath(options.directory, ParameterFileName(2));
+  std::string bytes = ReadAll(&fs, path);
+  // A block of keys reads as zeros, and the record of one of them is damaged.
+  const std::uint64_t keys_at = options.layout.KeysOffset(kRows) + kBlockBytes;
+  const KeyEntry entry = EntryAt(bytes, keys_at + 100 * kKeyEntryBytes);
+  std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(keys_at), kBlockBytes, '\0');
+  bytes[options.layout.RecordOffset(RowOfEntry(kParameterFileVersion, 0, entry.version)) + 8] ^= 1;
+  Replace(&fs, path, bytes);
+  Scrubbed scrubbed;
+  ASSERT_NO_FATAL_FAILURE(Scrub(&fs, harness, harness.manifests().at(1), &scrubbed));
+  ASSERT_EQ(scrubbed.damaged.size(), 1u);
+  EXPECT_EQ(scrubbed.damaged[0]->unknown_rows(), 1u);
+  for (const bool rows_expire : {false, true}) {
+    auto losses =
+        FindLosses(&fs, options, scrubbed.manifest, scrubbed.damaged, rows_expire, kMemory);
+    TERRACE_ASSERT_OK(losses);
+    EXPECT_TRUE(losses->dropped.empty());
+    const std::set<Key> outdated(losses->outdated.begin(), losses->outdated.end());
+    EXPECT_TRUE(outdated.contains(entry.key));
+    for (const Key key : harness.KeysFrom(0, kRows)) {
+      EXPECT_TRUE(key == entry.key || !outdated.contains(key)) << key;
+    }
+  }
+}
+
+// Of a file that was used anew, lost writes leave a block of another file's keys and the head of
+// one record, which is longer than a sector: what both say is not what that record was.
+TEST(StoreRepair, TwoLostWritesTellNoKey) {
+  MemoryFileSystem fs;
+  StoreOptions store_options = StoreHarness::TinyOptions();
+  store_options.row_bytes = 8192 - kRecordHeadBytes;
+  store_options.file_bytes = 16 << 20;
+  StoreHarness harness(&fs, kQuota, store_options);
+  constexpr std::uint64_t kRows = 300;
+  harness.key_range = 4 * kRows;
+  TERRACE_ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(3 * kRows, 4 * kRows)));
+  // What the newest file is to have had before.
+  const ScrubOptions options = harness.scrub_options();
+  const auto files = fs.List(options.directory);
+  TERRACE_ASSERT_OK(files.status());
+  ASSERT_EQ(files->size(), 1u);
+  const std::string old = ReadAll(&fs, JoinPath(options.directory, files->front().name));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 2 * kRows)));
+  TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, kRows)));
+  TERRACE_ASSERT_OK(harness.Commit());
+  harness.Abandon();
+  Scrubbed sound;
+  ASSERT_NO_FATAL_FAILURE(Scrub(&fs, harness, harness.manifests().at(1), &sound));
+  const FileScrub& newest = sound.files.back();
+  const std::string now = ReadAll(&fs, newest.path);
+  ASSERT_EQ(newest.file.rows, kRows);
+  ASSERT_EQ(old.size(), now.size());
+  const std::uint64_t keys_at = options.layout.KeysOffset(kRows);
+  for (std::uint64_t row = 0; row < kRows; row += 7) {
+    std::string bytes = now;
+    const std::uint64_t record_at = options.layout.RecordOffset(row);
+    bytes.replace(keys_at, kBlockBytes, old, keys_at, kBlockBytes);
+    bytes.replace(record_at, kBlockBytes, old, record_at, kBlockBytes);
+    Replace(&fs, newest.path, bytes);
+    Scrubbed scrubbed;
+    ASSERT_NO_FATAL_FAILURE(Scrub(&fs, harness, harness.manifests().at(1), &scrubbed));
+    ASSERT_EQ(scrubbed.damaged.size(), 1u);
+    auto losses = FindLosses(&fs, options, scrubbed.manifest, scrubbed.damaged,
+                             /*rows_expire=*/false, kMemory);
+    TERRACE_ASSERT_OK(losses);
+    Key key = 0;
+    std::memcpy(&key, now.data() + record_at + 8, sizeof key);  // Behind the check.
+    std::set<Key> named(losses->dropped.begin(), losses->dropped.end());
+    named.insert(losses->outdated.begin(), losses->outdated.end());
+    EXPECT_TRUE(named.contains(key)) << "row " << row << ": an older record of it would come back";
+  }
 }
 
 }  // namespace

@@ -121,8 +121,11 @@ Status RunRepair::FindBaseLosses(const CheckpointScrub& base, std::string* why_n
   for (std::size_t s = 0; s < base.stores.size(); ++s) {
     const StoreScrub& store = base.stores[s];
     if (store.damaged.empty()) continue;
-    Result<StoreLosses> losses = FindLosses(fs_, store.options, store.manifest, store.damaged,
-                                            base.job->memory.budget_bytes / kBudgetShare);
+    TERRACE_ASSIGN_OR_RETURN(const ExpiryRule expiry,
+                             ExpiryOfSchemaText(base.checkpoint->stores[s].schema));
+    Result<StoreLosses> losses =
+        FindLosses(fs_, store.options, store.manifest, store.damaged, expiry.on(),
+                   base.job->memory.budget_bytes / kBudgetShare);
     if (losses.status().code() == StatusCode::kOutOfMemory) {
       *why_not = losses.status().message();
       return OkStatus();
