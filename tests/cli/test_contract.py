@@ -303,6 +303,28 @@ def test_damage_of_the_validation_data_costs_nothing(terrace, workspace, log):
     harness.assert_same(undisturbed.result(), run.result(), "validation mended")
 
 
+def test_damage_of_the_validation_data_at_the_last_example(terrace, workspace, log):
+    """That a run is to end there is no reason to end it well; a validation that failed may be given up."""
+    validation = workspace / "validation.tsv"
+    validation.write_text(log.read_text())
+    job = jobs.tiny([log], [validation], checkpoint={"every_batches": 0, "keep": 2})
+    job["training"]["max_examples"] = 1024
+    undisturbed = harness.Run(terrace, workspace, job, name="undisturbed")
+    undisturbed.train().expect(0)
+    validation.write_text(log.read_text() + "bad\n" * 1000)
+    run = harness.Run(terrace, workspace, job)
+    assert stopped_by(run, "validation: ") == 1024
+    assert "validation: " in run.train("--resume").expect(1).output
+    harness.copy_run(run.path, workspace / "given up")
+    validation.write_text(log.read_text())
+    run.train("--resume").expect(0)
+    harness.assert_same(undisturbed.result(), run.result(), "validation mended")
+    harness.remove(run.path)
+    harness.copy_run(workspace / "given up", run.path)
+    run.train("--resume", "--set", "data.validation=[]").expect(0)
+    assert run.summary()["finished"] and run.digest() == undisturbed.digest()
+
+
 @pytest.mark.parametrize("depth", [0, 2])
 def test_what_came_before_an_overflow_is_kept(terrace, workspace, log, depth):
     job = jobs.tiny([log], checkpoint={"every_batches": 0, "keep": 2})
@@ -507,8 +529,17 @@ def test_accepted_files_must_have_the_position(terrace, workspace, log):
     assert "--accept data: the data has only 1,500 examples in an epoch, fewer than the 1,536" in outcome.output, outcome.output
     assert "data: the run has" in run.train(*accept, f"data.train=[{short}]", "--set", "data.epochs=2").expect(2).output
     assert run.digest() == digest and run.verify()
-    run.train(*accept, f"data.train=[{split[0]},{split[1]}]").expect(0)
+    killed = workspace / "killed"
+    harness.copy_run(run.path, killed)
+    parts = f"data.train=[{split[0]},{split[1]}]"
+    run.train(*accept, parts).expect(0)
     harness.assert_same(undisturbed.result(), run.result(), "split")
+    # A checkpoint of the new files before one of their examples is trained.
+    harness.remove(run.path)
+    harness.copy_run(killed, run.path)
+    run.train(*accept, parts, "--set", "training.max_examples=1536").expect(0)
+    run.train("--resume", "--set", parts).expect(0)
+    assert run.digest() == undisturbed.digest(), "split, with a checkpoint at once"
     shuffled = harness.Run(terrace, workspace, job, name="shuffled", **{"data.shuffle": "files"})
     shuffled.train("--test-kill-at", "checkpoint.before_publish:4").expect(-signal.SIGKILL)
     outcome = shuffled.train(*accept, f"data.train=[{split[0]},{split[1]}]").expect(2)

@@ -171,6 +171,7 @@ WorkerTiers WorkerTiers::Draw(IndexKind index, std::uint64_t seed) {
   constexpr const char* kCompactions[] = {"gain", "stale_share", "model_size"};
   constexpr const char* kReads[] = {"planned", "whole_file"};
   constexpr int kShards[] = {1, 2, 4};
+  constexpr int kFilterBits[] = {10, 3, 0};
   const std::uint64_t drawn = MixKey(seed);
   WorkerTiers tiers;
   tiers.index = index;
@@ -178,28 +179,32 @@ WorkerTiers WorkerTiers::Draw(IndexKind index, std::uint64_t seed) {
   tiers.compaction = kCompactions[drawn / 3 % 3];
   tiers.read = kReads[drawn / 9 % 2];
   tiers.shards = kShards[drawn / 18 % 3];
+  if (index == IndexKind::kGroup) tiers.filter_bits = kFilterBits[drawn / 54 % 3];
   return tiers;
 }
 
 std::string WorkerTiers::ToText() const {
   return fmt::format(
-      "index {}, cache.policy {}, ssd.compaction {}, ssd.read {}, ssd.shards {} of a new run",
-      index == IndexKind::kGroup ? "group" : "key", policy, compaction, read, shards);
+      "index {}, group_filter_bits {}, cache.policy {}, ssd.compaction {}, ssd.read {}, ssd.shards "
+      "{} of a new run",
+      index == IndexKind::kGroup ? "group" : "key", filter_bits, policy, compaction, read, shards);
 }
 
 Result<Job> MakeWorkerJob(const std::string& run, const WorkerTiers& tiers) {
   const std::string yaml = fmt::format(
       "seed: 1\noutput: {}\ndata: {{format: synthetic, rows: 1000, cardinality: 100}}\n"
       "table: {{dim: 8, optimizer: {{type: adagrad, learning_rate: 0.1}}, index: {}, "
-      "expected_keys: 600}}\n"
+      "expected_keys: 600{}}}\n"
       "network: {{type: dnn, hidden: [4]}}\n"
       "training: {{batch: 512, minibatch: 512, threads: 1}}\n"
       "memory: {{budget: 256MiB}}\n"
       "cache: {{policy: {}}}\n"
       "ssd: {{shards: {}, file_size: 64KiB, stale_share: 0.4, merge_gap: 16KiB, read: {}, "
       "compaction: {}, quota: {}}}\n",
-      run, tiers.index == IndexKind::kGroup ? "group" : "key", tiers.policy, tiers.shards,
-      tiers.read, tiers.compaction,
+      run, tiers.index == IndexKind::kGroup ? "group" : "key",
+      tiers.index == IndexKind::kGroup ? fmt::format(", group_filter_bits: {}", tiers.filter_bits)
+                                       : "",
+      tiers.policy, tiers.shards, tiers.read, tiers.compaction,
       // Of model_size, so little that it has to compact.
       tiers.compaction == "model_size" ? "2MiB, over_provisioning: 0" : "1GiB");
   return ParseJob(yaml, "the harness's job", {});

@@ -78,6 +78,7 @@ class ExpectedState {
 // How the tiers of a run work; a checkpoint has the same rows whatever they are.
 struct WorkerTiers {
   IndexKind index = IndexKind::kKey;
+  int filter_bits = 10;             // table.group_filter_bits
   std::string policy = "s3_fifo";   // cache.policy
   std::string compaction = "gain";  // ssd.compaction
   std::string read = "planned";     // ssd.read

@@ -106,6 +106,23 @@ def test_faults(terrace, workspace, job, expected, sample_seed, full):
         harness.remove(folder)
 
 
+@pytest.mark.parametrize("file", ["dense-", "checkpoint-"])
+def test_a_checkpoint_that_fails_is_made_once_more(terrace, workspace, job, expected, file):
+    """After an error that passes, what was trained is saved under another number."""
+    run = harness.Run(terrace, workspace, job)
+    outcome = run.train("--test-faults", f"write:3:error:{file}").expect(1)
+    assert "holds all that was trained" in outcome.output and "is not newer" not in outcome.output, outcome.output
+    run.train("--resume").expect(0)
+    harness.assert_same(expected, run.result(), f"a write of {file} failed")
+    run.verify()
+    # Also where the run is to end with it.
+    settings = {"training.max_examples": 1024, "checkpoint.every_batches": 2}
+    ended = harness.Run(terrace, workspace, job, "ended", **settings)
+    outcome = ended.train("--test-faults", f"write:1:error:{file}").expect(1)
+    assert "is not newer" not in outcome.output and "training stopped at example 1024" in outcome.output, outcome.output
+    ended.train("--resume").expect(0)
+
+
 def test_faults_at_a_rate(terrace, workspace, job, expected, sample_seed, full):
     """Any call may fail, more than one of them too."""
     failed = 0

@@ -31,17 +31,18 @@ def by_group(expected=KEYS, **settings):
     return {"table.index": "group", "table.expected_keys": expected, **settings}
 
 
-@pytest.mark.parametrize("expected", [KEYS // 20, KEYS, 4 * KEYS])
-def test_groups_change_nothing(terrace, workspace, job, reference, expected):
+@pytest.mark.parametrize("expected,settings", [(KEYS // 20, {}), (KEYS, {}), (4 * KEYS, {}),
+                                               (KEYS, {"table.group_block": "12KiB", "table.group_filter_bits": 0})])
+def test_groups_change_nothing(terrace, workspace, job, reference, expected, settings):
     """Also where the table outgrows what was expected, and where most groups are empty."""
-    run = harness.Run(terrace, workspace, job, **by_group(expected, **{"ssd.shards": 2}))
+    run = harness.Run(terrace, workspace, job, **by_group(expected, **{"ssd.shards": 2, **settings}))
     outcome = run.train().expect(0)
     assert LINE["group"] in outcome.output
     assert ("more than its" in outcome.output) == (expected < KEYS)
     summary = run.summary()
     assert summary["cache"]["evictions"] > 0 and summary["ssd"]["read_bytes"] > 0
     assert summary["memory"]["peak_bytes"] <= summary["memory"]["budget_bytes"]
-    harness.assert_same(reference, run.result(), f"by group, {expected} expected keys")
+    harness.assert_same(reference, run.result(), f"by group, {expected} expected keys, {settings}")
     run.verify()
     tables = json.loads(terrace.text("inspect", run.path, "--json"))["tables"]
     assert sum(table["rows"] for table in tables) == summary["rows"]
@@ -69,7 +70,7 @@ def test_a_checkpoint_writes_each_block_once(terrace, workspace, job, reference,
 def test_killed_by_group(terrace, workspace, job, reference, sample_seed):
     rng = random.Random(sample_seed)
     print(f"--sample-seed {sample_seed}")
-    run = harness.Run(terrace, workspace, job, **by_group(**{"checkpoint.every_batches": 1}))
+    run = harness.Run(terrace, workspace, job, **by_group(**{"checkpoint.every_batches": 1, "table.group_block": rng.choice(["auto", "8KiB"])}))
     process = run.start()
     killed = 0
     for _ in range(4):
@@ -78,8 +79,9 @@ def test_killed_by_group(terrace, workspace, job, reference, sample_seed):
         killed += process.wait().code == -signal.SIGKILL
         if process.outcome.code == 0:
             break
-        # What the job says of the index a run knows itself.
-        process = run.start("--resume", "--set", f"table.index={rng.choice(['auto', 'group'])}")
+        # What the job says of the index a run knows itself; its filters are made anew.
+        process = run.start("--resume", "--set", f"table.index={rng.choice(['auto', 'group'])}", "--set", "table.group_block=auto",
+                            "--set", f"table.group_filter_bits={rng.choice([0, 6, 10])}")
     process.wait().expect(0)
     assert killed > 0
     harness.assert_same(reference, run.result(), "by group, killed")
@@ -101,6 +103,8 @@ def test_an_index_is_for_life(terrace, workspace, logs):
     run.train("--test-kill-at", "checkpoint.before_publish:3").expect(-signal.SIGKILL)
     refused = run.train("--resume", "--set", "table.index=key").expect(2)
     assert "has an index by group, which is fixed for the life of a run" in refused.output
+    refused = run.train("--resume", "--set", "table.group_block=16KiB").expect(2)
+    assert "has blocks of 4KiB, which is fixed for the life of a run" in refused.output
     run.train("--resume", "--set", "table.index=auto", "--set", "table.expected_keys=9").expect(0)
     assert run.summary()["finished"]
 

@@ -83,6 +83,36 @@ def test_files_of_many_short_rows(terrace, workspace, peak):
     assert peak.read() <= BUDGET, f"{peak.read() / jobs.MIB:.0f} MiB"
 
 
+def many_keys(rows, budget):
+    """A job of short rows nearly all of whose keys are new: their index is much of its memory."""
+    return jobs.tiny([], data={"format": "synthetic", "rows": rows, "slots": 100, "cardinality": 1_000_000_000, "zipf": 0},
+                     table={"dim": 1, "optimizer": {"type": "sgd", "learning_rate": 0.1}}, network={"type": "dnn", "hidden": [4]},
+                     training={"batch": 1024, "minibatch": 16, "threads": 1}, memory={"budget": budget}, cache={"look_ahead": "off"},
+                     checkpoint={"every_batches": 0, "keep": 1}, metrics={"every_examples": 1024})
+
+
+def test_an_index_takes_what_write_buffers_leave(terrace, workspace, peak):
+    """The run stops after a checkpoint, and says with which budget it goes on."""
+    run = harness.Run(terrace, workspace, many_keys(120_000, 150 * jobs.MIB))
+    outcome = run.train(prefix=peak.prefix).expect(1)
+    assert "the cache can give way no more. The run has stopped after a checkpoint" in outcome.output, outcome.output
+    assert peak.read() <= 150 * jobs.MIB and run.checkpoints()
+    enough = int(re.search(r"--set memory.budget=(\d+)MiB", outcome.output).group(1))
+    examples = int(re.search(r"training stopped at example (\d+)", outcome.output).group(1))
+    run.train("--resume", "--set", f"memory.budget={enough}MiB", "--set", f"training.max_examples={examples + 4096}").expect(0)
+
+
+def test_rows_of_a_checkpoint_have_room_in_the_index(terrace, workspace, peak):
+    """All of them are new to the disk, and memory is full of them."""
+    run = harness.Run(terrace, workspace, many_keys(60_000, BUDGET))
+    outcome = run.train(prefix=peak.prefix).expect(0)
+    planned = float(re.search(r"= ([\d.]+) MiB rows and index", outcome.output).group(1)) * jobs.MIB
+    last = [line for line in run.metrics() if line["kind"] == "interval"][-1]["performance"]
+    assert last["index_bytes"] > 24 * jobs.MIB
+    assert last["cache"]["capacity_bytes"] + last["index_bytes"] <= planned + jobs.MIB
+    assert peak.read() <= BUDGET
+
+
 def test_a_large_network(terrace, workspace, train_log, peak):
     """Whose dense state is most of the budget, the least that would do: checkpoints hold copies of it."""
     job = jobs.evicting([train_log], training={"batch": 2048, "minibatch": 256, "threads": 2, "max_examples": 4096})

@@ -155,6 +155,9 @@ class RowCache {
   // the next Pin waits for them to leave and reaches the limit. kInvalidArgument: too small to work
   // with; nothing changed.
   virtual Status SetCapacity(std::uint64_t capacity_bytes) = 0;
+  // The least that it takes with which so many rows can be pinned: the write buffers stay as they
+  // are.
+  virtual std::uint64_t LeastCapacity(std::uint64_t rows) const = 0;
 
   // Ends Pin's waits with `cause`; Pin fails from now on. FlushDirty still works, so that an
   // interrupted run can make its checkpoint.

@@ -52,6 +52,12 @@ std::uint64_t RowCacheImpl::ChunksFor(std::uint64_t capacity_bytes) const {
   return fits;
 }
 
+std::uint64_t RowCacheImpl::LeastCapacity(std::uint64_t rows) const {
+  MutexLock lock(&mu_);
+  const std::uint64_t rows_per_chunk = arena_.rows_per_chunk();
+  return BytesFor(std::max<std::uint64_t>(1, (rows + rows_per_chunk - 1) / rows_per_chunk));
+}
+
 void RowCacheImpl::LimitSupply() {
   // A cache that nobody fills takes no memory, one that fills an eighth more than it uses: rows
   // stop coming one day, and what was cleared for them was cleared in vain.

@@ -66,6 +66,7 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   std::uint64_t likely_dirty_bytes() const override;
   std::uint64_t dirty_writes() const override;
   Status SetCapacity(std::uint64_t capacity_bytes) override;
+  std::uint64_t LeastCapacity(std::uint64_t rows) const override;
   void Abort(const Status& cause) override;
   Status background_status() const override;
   RowCacheStats stats() const override;

@@ -325,7 +325,7 @@ void WriteBack::StageLoop() {
     times_.*of += now - std::exchange(before, now);
   };
   while (true) {
-    while (!stop_ && (staged_ == queue_.size() || !failure_.ok())) work_.Wait(&mu_);
+    while (!stop_ && (staged_ == queue_.size() || dropping_ || !failure_.ok())) work_.Wait(&mu_);
     count_time(&WriteBackTimes::waited_for_input_seconds);
     if (stop_) return;
     Buffer& buffer = buffers_[queue_[staged_]];
@@ -369,9 +369,11 @@ void WriteBack::PublishLoop() {
     }
     staged_ = 0;
     ++failed_publishes_;
+    dropping_ = true;  // Nothing is staged anew meanwhile.
     mu_.Unlock();
     dropped.clear();
     mu_.Lock();
+    dropping_ = false;
     Fail(std::move(status));
   }
 }

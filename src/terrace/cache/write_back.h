@@ -209,6 +209,7 @@ class WriteBack {
   std::deque<std::uint32_t> queue_ TERRACE_GUARDED_BY(mu_);  // Submitted, the oldest first.
   std::size_t staged_ TERRACE_GUARDED_BY(mu_) = 0;           // So many of them, from the oldest on.
   std::uint64_t failed_publishes_ TERRACE_GUARDED_BY(mu_) = 0;
+  bool dropping_ TERRACE_GUARDED_BY(mu_) = false;  // What was staged behind one of these.
   std::vector<std::uint32_t> idle_ TERRACE_GUARDED_BY(mu_);
   std::array<std::int64_t, kKinds> filling_ TERRACE_GUARDED_BY(mu_) = {-1, -1};  // -1: none.
   std::uint64_t submitted_ TERRACE_GUARDED_BY(mu_) = 0;  // Sequence numbers.

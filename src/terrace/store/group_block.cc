@@ -12,34 +12,40 @@
 namespace terrace {
 namespace {
 
-// Of one block that has more than a sector: fewer would make the index no smaller than one by key,
-// more would make reads longer.
-constexpr std::uint32_t kLeastRows = 4;
-constexpr std::uint32_t kMostSectors = 64;
 // Of a block, on average. Where 30 rows fit a group has 24: one group in nine then takes a second
 // block, which costs less space than emptier groups would.
 constexpr double kFillShare = 0.8;
 
-constexpr std::uint32_t BlockBytes(std::uint32_t sectors) {
-  return static_cast<std::uint32_t>(sectors * kBlockBytes - kRecordHeadBytes);
+// A block is a record without its head.
+constexpr std::uint32_t BlockBytes(std::uint32_t disk_bytes) {
+  return static_cast<std::uint32_t>(disk_bytes - kRecordHeadBytes);
 }
-constexpr std::uint32_t MostRows(std::uint32_t block_bytes, std::uint32_t row_bytes) {
-  return (block_bytes - 8) / (8 + row_bytes);
+constexpr std::uint32_t MostRows(std::uint32_t disk_bytes, std::uint32_t row_bytes) {
+  return (BlockBytes(disk_bytes) - 8) / (8 + row_bytes);
 }
-static_assert(BlockBytes(kMostSectors) <= kMaxRowBytes);
-static_assert(MostRows(BlockBytes(kMostSectors), GroupLayout::kMostRowBytes) == kLeastRows &&
-              MostRows(BlockBytes(kMostSectors), GroupLayout::kMostRowBytes + 1) < kLeastRows);
+static_assert(BlockBytes(GroupShape::kMostBlockBytes) <= kMaxRowBytes);
+static_assert(MostRows(GroupShape::kMostBlockBytes, GroupLayout::kMostRowBytes) ==
+                  GroupLayout::kLeastRows &&
+              MostRows(GroupShape::kMostBlockBytes, GroupLayout::kMostRowBytes + 1) <
+                  GroupLayout::kLeastRows);
 
 }  // namespace
 
-GroupLayout GroupLayout::Of(std::uint32_t row_bytes) {
+std::uint32_t GroupLayout::LeastBlock(std::uint32_t row_bytes) {
   TERRACE_CHECK(row_bytes > 0 && row_bytes <= kMostRowBytes);
+  std::uint32_t disk_bytes = kBlockBytes;
+  while (MostRows(disk_bytes, row_bytes) < kLeastRows) disk_bytes += kBlockBytes;
+  return disk_bytes;
+}
+
+GroupLayout GroupLayout::Of(std::uint32_t row_bytes, std::uint32_t disk_bytes) {
+  const std::uint32_t least = LeastBlock(row_bytes);
+  if (disk_bytes == 0) disk_bytes = least;
+  TERRACE_CHECK(disk_bytes >= least && disk_bytes % kBlockBytes == 0);
   GroupLayout layout;
   layout.row_bytes = row_bytes;
-  for (std::uint32_t sectors = 1; layout.most_rows < kLeastRows; ++sectors) {
-    layout.block_bytes = BlockBytes(sectors);
-    layout.most_rows = MostRows(layout.block_bytes, row_bytes);
-  }
+  layout.block_bytes = BlockBytes(disk_bytes);
+  layout.most_rows = MostRows(disk_bytes, row_bytes);
   return layout;
 }
 
@@ -59,8 +65,12 @@ std::uint64_t GroupLayout::GroupsFor(std::uint64_t expected_rows) const {
   return std::max<std::uint64_t>(1, static_cast<std::uint64_t>(std::ceil(groups)));
 }
 
-std::uint32_t RecordRowBytes(IndexKind index, std::uint32_t row_bytes) {
-  return index == IndexKind::kKey ? row_bytes : GroupLayout::Of(row_bytes).block_bytes;
+std::uint32_t RecordRowBytes(IndexKind index, std::uint32_t row_bytes, std::uint32_t disk_bytes) {
+  return index == IndexKind::kKey ? row_bytes : GroupLayout::Of(row_bytes, disk_bytes).block_bytes;
+}
+
+std::uint32_t BlockDiskBytes(std::uint32_t block_bytes) {
+  return static_cast<std::uint32_t>(block_bytes + kRecordHeadBytes);
 }
 
 Result<BlockView> BlockView::Parse(const GroupLayout& layout, std::span<const std::byte> block,

@@ -16,13 +16,18 @@ namespace terrace {
 // Where keys and rows lie in the blocks of a table.
 struct GroupLayout {
   static constexpr std::uint32_t kMostRowBytes = 65520;
+  // Of a block: fewer would make the index no smaller than one by key.
+  static constexpr std::uint32_t kLeastRows = 4;
 
   std::uint32_t row_bytes = 0;
   std::uint32_t block_bytes = 0;
   std::uint32_t most_rows = 0;  // m of AIBox 4.1.
 
-  // REQUIRES: 0 < row_bytes <= kMostRowBytes.
-  static GroupLayout Of(std::uint32_t row_bytes);
+  // Of blocks of so many bytes on disk (0: of the least, as GroupShape::block_bytes). REQUIRES:
+  // 0 < row_bytes <= kMostRowBytes, and the block holds kLeastRows.
+  static GroupLayout Of(std::uint32_t row_bytes, std::uint32_t disk_bytes = 0);
+  // Of the least block that holds kLeastRows, likewise.
+  static std::uint32_t LeastBlock(std::uint32_t row_bytes);
   std::size_t KeyOffset(std::size_t i) const { return 8 + 8 * i; }
   std::size_t RowOffset(std::size_t i) const { return KeyOffset(most_rows) + i * row_bytes; }
   // Rows of a block on average: a group of so many rarely takes a second one.
@@ -36,8 +41,11 @@ struct GroupLayout {
   std::uint64_t GroupsFor(std::uint64_t expected_rows) const;
 };
 
-// Payload of a record in the files of a table whose rows are this long: a row, or a block of them.
-std::uint32_t RecordRowBytes(IndexKind index, std::uint32_t row_bytes);
+// Payload of a record in the files of a table whose rows are this long: a row, or a block of them
+// of so many bytes on disk (as of GroupLayout::Of).
+std::uint32_t RecordRowBytes(IndexKind index, std::uint32_t row_bytes, std::uint32_t disk_bytes);
+// The other way: what a block takes on disk that is a record's payload.
+std::uint32_t BlockDiskBytes(std::uint32_t block_bytes);
 
 // The rows of a block, in the order of their keys' hashes.
 class BlockView {

@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "terrace/base/rng.h"
@@ -29,7 +31,15 @@ TEST(GroupLayout, RecordsFillSectors) {
     if (record.record_bytes > 4096) {
       EXPECT_GT(8 + 4 * (8 + row_bytes), layout.block_bytes - 4096);
     }
+    EXPECT_EQ(GroupLayout::LeastBlock(row_bytes), record.record_bytes);
+    EXPECT_EQ(BlockDiskBytes(layout.block_bytes), record.record_bytes);
+    // Larger ones that are asked for.
+    const GroupLayout largest = GroupLayout::Of(row_bytes, GroupShape::kMostBlockBytes);
+    EXPECT_EQ(BlockDiskBytes(largest.block_bytes), GroupShape::kMostBlockBytes);
+    EXPECT_LE(largest.RowOffset(largest.most_rows), largest.block_bytes);
+    EXPECT_GT(largest.RowOffset(largest.most_rows) + 8 + row_bytes, largest.block_bytes);
   }
+  EXPECT_EQ(GroupLayout::Of(128, 8192).most_rows, 60u);
   EXPECT_EQ(GroupLayout::Of(128).most_rows, 29u);
   EXPECT_EQ(GroupLayout::Of(128).GroupsFor(0), 1u);
   EXPECT_EQ(GroupLayout::Of(128).GroupsFor(232), 10u);
@@ -55,6 +65,19 @@ Made MakeRandom(const GroupLayout& layout, std::size_t rows, Rng* rng) {
   made.bytes.assign(layout.block_bytes, std::byte{0xcc});
   MakeBlock(layout, block, made.bytes.data());
   return made;
+}
+
+TEST(GroupLayout, FourRowsHaveToFit) {
+  GroupShape shape;
+  TERRACE_EXPECT_OK(Store::CheckGroups(1100, shape));
+  shape.block_bytes = 8192;
+  TERRACE_EXPECT_OK(Store::CheckGroups(1100, shape));
+  shape.block_bytes = 4096;
+  TERRACE_EXPECT_OK(Store::CheckGroups(1000, shape));
+  const Status status = Store::CheckGroups(1100, shape);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.ToString().find("group_block: 8"), std::string::npos) << status.ToString();
+  EXPECT_FALSE(Store::CheckGroups(GroupLayout::kMostRowBytes + 1, {}).ok());
 }
 
 TEST(GroupBlock, RoundTrip) {
@@ -145,10 +168,10 @@ TEST(GroupDirectory, StartsDivideTheHashes) {
 TEST(GroupFilters, NeverDenyAKeyThatIsThere) {
   Rng rng(8);
   constexpr std::uint64_t kGroups = 500, kRows = 12'000;
-  auto made = GroupFilters::Create(kGroups, kRows);
+  auto made = GroupFilters::Create(kGroups, kRows, 10);
   TERRACE_ASSERT_OK(made);
   GroupFilters filters = std::move(*made);
-  EXPECT_EQ(filters.bytes(), (GroupFilters::BytesFor(kGroups, kRows) + 4095) / 4096 * 4096);
+  EXPECT_EQ(filters.bytes(), (GroupFilters::BytesFor(kGroups, kRows, 10) + 4095) / 4096 * 4096);
   const GroupDirectory directory(kGroups);
   std::set<std::uint64_t> hashes;
   const auto expect_no_lie = [&] {
@@ -188,6 +211,38 @@ TEST(GroupFilters, NeverDenyAKeyThatIsThere) {
   filters.Forget(17);
   filters.SetKeys(17, {});
   EXPECT_FALSE(filters.MayHold(17, keys.front()));
+}
+
+// The share of absent keys that pass, of filters with so many bits: about 0.6185^bits.
+TEST(GroupFilters, FewerBitsPassMore) {
+  constexpr std::uint64_t kGroups = 4, kRows = 100'000;
+  const GroupDirectory directory(kGroups);
+  std::uint64_t bytes_before = 0;
+  for (const std::uint32_t bits : {0u, 1u, 2u, 5u, 10u, 20u, 32u}) {
+    SCOPED_TRACE(bits);
+    auto filters = GroupFilters::Create(kGroups, kRows, bits);
+    TERRACE_ASSERT_OK(filters);
+    EXPECT_GE(filters->bytes(), bytes_before);
+    bytes_before = filters->bytes();
+    Rng rng(bits);
+    std::vector<std::uint64_t> hashes(kRows);
+    for (std::uint64_t& hash : hashes) {
+      hash = rng.Next();
+      filters->Add(directory.GroupOf(hash), hash);
+    }
+    for (const std::uint64_t hash : hashes) {
+      ASSERT_TRUE(filters->MayHold(directory.GroupOf(hash), hash));
+    }
+    constexpr int kAsked = 50'000;
+    int passed = 0;
+    for (int i = 0; i < kAsked; ++i) {
+      const std::uint64_t hash = rng.Next();
+      passed += filters->MayHold(directory.GroupOf(hash), hash) ? 1 : 0;
+    }
+    const double share = std::pow(0.6185, bits);
+    EXPECT_LT(passed, kAsked * (1.15 * share + 0.0005));
+    EXPECT_GT(passed, kAsked * (0.85 * share - 0.001));
+  }
 }
 
 }  // namespace

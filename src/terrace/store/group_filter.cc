@@ -1,17 +1,15 @@
 #include "terrace/store/group_filter.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <numbers>
 #include <utility>
 
 #include "terrace/base/ids.h"
 
 namespace terrace {
 namespace {
-
-// A wrong "may" in 120; the number of probes that this many bits are best asked with.
-constexpr std::uint64_t kBitsPerRow = 10;
-constexpr int kProbes = 7;
 
 // Numbers below `bits` for the probes of one key. The hash itself decides the group, so that the
 // hashes of a group have its top bits in common.
@@ -36,26 +34,33 @@ class Probes {
 
 }  // namespace
 
-std::uint64_t GroupFilters::WordsFor(std::uint64_t groups, std::uint64_t expected_rows) {
-  const std::uint64_t bits = (expected_rows * kBitsPerRow + groups - 1) / groups;
+std::uint64_t GroupFilters::WordsFor(std::uint64_t groups, std::uint64_t expected_rows,
+                                     std::uint32_t bits_a_row) {
+  if (bits_a_row == 0) return 0;
+  const std::uint64_t bits = (expected_rows * bits_a_row + groups - 1) / groups;
   // A group's few bits must be less than what a probe tells apart.
   return std::clamp<std::uint64_t>((bits + 63) / 64, 1, std::uint64_t{1} << 20);
 }
 
-std::uint64_t GroupFilters::BytesFor(std::uint64_t groups, std::uint64_t expected_rows) {
-  return (groups * WordsFor(groups, expected_rows) + (groups + 63) / 64) * sizeof(Word);
+std::uint64_t GroupFilters::BytesFor(std::uint64_t groups, std::uint64_t expected_rows,
+                                     std::uint32_t bits_a_row) {
+  return (groups * WordsFor(groups, expected_rows, bits_a_row) + (groups + 63) / 64) * sizeof(Word);
 }
 
-Result<GroupFilters> GroupFilters::Create(std::uint64_t groups, std::uint64_t expected_rows) {
+Result<GroupFilters> GroupFilters::Create(std::uint64_t groups, std::uint64_t expected_rows,
+                                          std::uint32_t bits_a_row) {
   TERRACE_ASSIGN_OR_RETURN(HugeBuffer buffer,
-                           HugeBuffer::Allocate(BytesFor(groups, expected_rows)));
-  return GroupFilters(groups, WordsFor(groups, expected_rows), std::move(buffer));
+                           HugeBuffer::Allocate(BytesFor(groups, expected_rows, bits_a_row)));
+  // As many as the bits are best asked with: ten say a wrong "may" in 120 with seven.
+  const auto probes = static_cast<int>(std::lround(bits_a_row * std::numbers::ln2));
+  return GroupFilters(groups, WordsFor(groups, expected_rows, bits_a_row), probes,
+                      std::move(buffer));
 }
 
 bool GroupFilters::MayHold(std::uint64_t group, std::uint64_t hash) const {
   if (!IsKnown(group)) return true;
   Probes probes(hash, words_ * 64);
-  for (int i = 0; i < kProbes; ++i) {
+  for (int i = 0; i < probes_; ++i) {
     if (!Bit(filter(group), probes.Next())) return false;
   }
   return true;
@@ -63,7 +68,7 @@ bool GroupFilters::MayHold(std::uint64_t group, std::uint64_t hash) const {
 
 void GroupFilters::Add(std::uint64_t group, std::uint64_t hash) {
   Probes probes(hash, words_ * 64);
-  for (int i = 0; i < kProbes; ++i) SetBit(filter(group), probes.Next());
+  for (int i = 0; i < probes_; ++i) SetBit(filter(group), probes.Next());
 }
 
 void GroupFilters::SetKeys(std::uint64_t group, std::span<const std::uint64_t> hashes) {

@@ -1,6 +1,6 @@
 // GroupFilters: a Bloom filter for each group of a store (AIBox 4.1, 4.3), which says of a key that
 // its group does not have it, or that it may. A group whose keys are not known says that it may
-// have all. Threads: guarded by the owner.
+// have all, and filters of no bits always do. Threads: guarded by the owner.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +15,13 @@ namespace terrace {
 
 class GroupFilters {
  public:
-  // Filters of groups that are known to be empty. kOutOfMemory.
-  static Result<GroupFilters> Create(std::uint64_t groups, std::uint64_t expected_rows);
+  // Filters of groups that are known to be empty, of so many bits for each expected row.
+  // kOutOfMemory.
+  static Result<GroupFilters> Create(std::uint64_t groups, std::uint64_t expected_rows,
+                                     std::uint32_t bits_a_row);
   // What they take.
-  static std::uint64_t BytesFor(std::uint64_t groups, std::uint64_t expected_rows);
+  static std::uint64_t BytesFor(std::uint64_t groups, std::uint64_t expected_rows,
+                                std::uint32_t bits_a_row);
 
   bool MayHold(std::uint64_t group, std::uint64_t hash) const;
   bool IsKnown(std::uint64_t group) const { return !Bit(unknown(), group); }
@@ -31,9 +34,10 @@ class GroupFilters {
 
  private:
   using Word = std::uint64_t;
-  GroupFilters(std::uint64_t groups, std::uint64_t words_a_group, HugeBuffer buffer)
-      : groups_(groups), words_(words_a_group), buffer_(std::move(buffer)) {}
-  static std::uint64_t WordsFor(std::uint64_t groups, std::uint64_t expected_rows);
+  GroupFilters(std::uint64_t groups, std::uint64_t words_a_group, int probes, HugeBuffer buffer)
+      : groups_(groups), words_(words_a_group), probes_(probes), buffer_(std::move(buffer)) {}
+  static std::uint64_t WordsFor(std::uint64_t groups, std::uint64_t expected_rows,
+                                std::uint32_t bits_a_row);
 
   Word* filter(std::uint64_t group) const {
     return reinterpret_cast<Word*>(buffer_.data()) + group * words_;
@@ -47,6 +51,7 @@ class GroupFilters {
 
   std::uint64_t groups_;
   std::uint64_t words_;  // Of one filter.
+  int probes_;
   HugeBuffer buffer_;
 };
 

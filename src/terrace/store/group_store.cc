@@ -23,9 +23,9 @@ constexpr std::uint64_t kLeastPartBlocks = 4;
 // smaller one, in the room of three.
 std::uint64_t BufferBytes(const StoreOptions& options) { return options.io_buffer_bytes / 7 * 3; }
 
-StoreOptions InnerOptions(const StoreOptions& options) {
+StoreOptions InnerOptions(const StoreOptions& options, const GroupLayout& layout) {
   StoreOptions inner = options;
-  inner.row_bytes = GroupLayout::Of(options.row_bytes).block_bytes;
+  inner.row_bytes = layout.block_bytes;
   inner.io_buffer_bytes = BufferBytes(options);
   inner.expiry = nullptr;  // It knows of blocks only.
   return inner;
@@ -33,26 +33,43 @@ StoreOptions InnerOptions(const StoreOptions& options) {
 
 }  // namespace
 
-std::uint64_t Store::GroupIndexBytes(std::uint32_t row_bytes, std::uint64_t expected_rows) {
-  const GroupLayout layout = GroupLayout::Of(row_bytes);
+std::uint64_t Store::GroupIndexBytes(std::uint32_t row_bytes, const GroupShape& shape,
+                                     std::uint64_t expected_rows) {
+  const GroupLayout layout = GroupLayout::Of(row_bytes, shape.block_bytes);
   const std::uint64_t groups = layout.GroupsFor(expected_rows);
   constexpr std::uint64_t kSegmentShare = 1;  // Bytes a group, of its directory.
-  return GroupFilters::BytesFor(groups, layout.FilterRows(groups)) + groups * kSegmentShare;
+  return GroupFilters::BytesFor(groups, layout.FilterRows(groups), shape.filter_bits) +
+         groups * kSegmentShare;
 }
 
 bool Store::HasGroupIndex(std::uint32_t row_bytes) {
   return row_bytes <= GroupLayout::kMostRowBytes;
 }
 
+Status Store::CheckGroups(std::uint32_t row_bytes, const GroupShape& shape) {
+  if (!HasGroupIndex(row_bytes)) {
+    return InvalidArgumentError(
+        fmt::format("rows of {} bytes are too long for an index by group, which takes {} at most: "
+                    "choose table.index: key",
+                    row_bytes, GroupLayout::kMostRowBytes));
+  }
+  const std::uint32_t least = GroupLayout::LeastBlock(row_bytes);
+  if (shape.block_bytes != 0 && shape.block_bytes < least) {
+    return InvalidArgumentError(
+        fmt::format("blocks of {}KiB are too short for rows of {} bytes, of which {} have to fit: "
+                    "choose table.group_block: {}KiB or more, or auto",
+                    shape.block_bytes >> 10, row_bytes, GroupLayout::kLeastRows, least >> 10));
+  }
+  return OkStatus();
+}
+
 Result<std::unique_ptr<Store>> GroupStore::Create(FileSystem* fs, Clock* clock, DiskQuota* quota,
                                                   const StoreOptions& options) {
-  if (!HasGroupIndex(options.row_bytes)) {
-    return InvalidArgumentError(
-        fmt::format("table '{}': rows of {} bytes are too long for an index by group, which takes "
-                    "{} at most: choose table.index: key",
-                    options.table, options.row_bytes, GroupLayout::kMostRowBytes));
+  if (const Status status = CheckGroups(options.row_bytes, options.group); !status.ok()) {
+    return status.WithContext("table " + options.table);
   }
-  const std::uint64_t groups = GroupLayout::Of(options.row_bytes).GroupsFor(options.expected_rows);
+  const GroupLayout layout = GroupLayout::Of(options.row_bytes, options.group.block_bytes);
+  const std::uint64_t groups = layout.GroupsFor(options.expected_rows);
   if (groups > GroupDirectory::kMostGroups) {
     return InvalidArgumentError(
         fmt::format("table '{}': {} expected rows make more groups than a "
@@ -60,7 +77,7 @@ Result<std::unique_ptr<Store>> GroupStore::Create(FileSystem* fs, Clock* clock, 
                     options.table, options.expected_rows));
   }
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<GroupStore> store,
-                           Make(fs, clock, quota, options, groups));
+                           Make(fs, clock, quota, options, layout, groups));
   TERRACE_RETURN_IF_ERROR(store->inner_->CreateEmpty());
   store->inner_->StartCompaction();
   return std::unique_ptr<Store>(std::move(store));
@@ -78,8 +95,16 @@ Result<std::unique_ptr<Store>> GroupStore::Open(FileSystem* fs, Clock* clock, Di
     return InvalidArgumentError(fmt::format("holds blocks of rows of {} bytes, not of {}",
                                             named.block_row_bytes, options.row_bytes));
   }
+  const std::uint32_t block_bytes = BlockDiskBytes(named.row_bytes);
+  if (block_bytes % kBlockBytes != 0 || block_bytes < GroupLayout::LeastBlock(options.row_bytes)) {
+    return CorruptionError(
+        fmt::format("the manifest names blocks of {} bytes, in which rows of {} "
+                    "bytes don't lie",
+                    named.row_bytes, options.row_bytes));
+  }
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<GroupStore> store,
-                           Make(fs, clock, quota, options, named.groups));
+                           Make(fs, clock, quota, options,
+                                GroupLayout::Of(options.row_bytes, block_bytes), named.groups));
   GroupStore* const self = store.get();
   TERRACE_RETURN_IF_ERROR(self->inner_->Recover(manifest, kept, [self](std::uint64_t start) {
     MutexLock lock(&self->mu_);
@@ -92,22 +117,23 @@ Result<std::unique_ptr<Store>> GroupStore::Open(FileSystem* fs, Clock* clock, Di
 
 Result<std::unique_ptr<GroupStore>> GroupStore::Make(FileSystem* fs, Clock* clock, DiskQuota* quota,
                                                      const StoreOptions& options,
+                                                     const GroupLayout& layout,
                                                      std::uint64_t groups) {
   TERRACE_ASSIGN_OR_RETURN(
       GroupFilters filters,
-      GroupFilters::Create(groups, GroupLayout::Of(options.row_bytes).FilterRows(groups)));
+      GroupFilters::Create(groups, layout.FilterRows(groups), options.group.filter_bits));
   std::unique_ptr<GroupStore> store(
-      new GroupStore(fs, clock, quota, options, groups, std::move(filters)));
+      new GroupStore(fs, clock, quota, options, layout, groups, std::move(filters)));
   TERRACE_RETURN_IF_ERROR(store->inner_->Prepare());
   TERRACE_RETURN_IF_ERROR(store->Allocate());
   return store;
 }
 
 GroupStore::GroupStore(FileSystem* fs, Clock* clock, DiskQuota* quota, const StoreOptions& options,
-                       std::uint64_t groups, GroupFilters filters)
+                       const GroupLayout& layout, std::uint64_t groups, GroupFilters filters)
     : options_(options),
-      layout_(GroupLayout::Of(options.row_bytes)),
-      inner_(std::make_unique<StoreImpl>(fs, clock, quota, InnerOptions(options), groups,
+      layout_(layout),
+      inner_(std::make_unique<StoreImpl>(fs, clock, quota, InnerOptions(options, layout), groups,
                                          options.row_bytes)),
       directory_(groups),
       filters_(std::move(filters)) {}

@@ -95,10 +95,10 @@ class GroupStore final : public Store {
   class BlockWriter;
 
   GroupStore(FileSystem* fs, Clock* clock, DiskQuota* quota, const StoreOptions& options,
-             std::uint64_t groups, GroupFilters filters);
+             const GroupLayout& layout, std::uint64_t groups, GroupFilters filters);
   static Result<std::unique_ptr<GroupStore>> Make(FileSystem* fs, Clock* clock, DiskQuota* quota,
                                                   const StoreOptions& options,
-                                                  std::uint64_t groups);
+                                                  const GroupLayout& layout, std::uint64_t groups);
   Status Allocate();
   static std::vector<SortedKey> SortKeys(std::span<const Key> keys);
   // With what a failed check of a block's bytes says.

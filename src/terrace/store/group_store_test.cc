@@ -63,6 +63,7 @@ TEST(GroupStaged, WritesOnTheirWayMeetInTheirBlocks) {
     options.background_compaction = seed % 2 == 0;
     options.expected_rows = seed % 3 == 0 ? 0 : 300;
     if (seed % 3 == 1) options.io_buffer_bytes = 1;  // Many parts a write.
+    if (seed % 4 == 0) options.group = {8 << 10, 3};
     StoreHarness harness(&memory, kQuota, options);
     TERRACE_ASSERT_OK(harness.Create());
     Store* const store = harness.store();

@@ -92,6 +92,17 @@ enum class ReadMode : std::uint8_t { kPlanned, kWholeFile };
 // What leads to the rows: an entry a key, or an entry and a Bloom filter a group of keys
 // (docs/decisions/group-index.md). The rows are the same.
 enum class IndexKind : std::uint8_t { kKey, kGroup };
+// How an index by group divides its rows and what it keeps of them in memory.
+struct GroupShape {
+  static constexpr std::uint32_t kMostBlockBytes = 64 * 4096;
+  static constexpr std::uint32_t kMostFilterBits = 32;
+
+  // Of a block of rows on disk, a multiple of 4096; 0: the least in which four rows fit.
+  std::uint32_t block_bytes = 0;
+  // Of the groups' Bloom filters, for each expected row; 0: there are none, so that a look-up of a
+  // key that is not there costs a read.
+  std::uint32_t filter_bits = 10;
+};
 // When parameter files whose stale share is above StoreOptions::stale_share are rewritten, and
 // which first.
 enum class CompactionPolicy : std::uint8_t {
@@ -151,6 +162,8 @@ struct StoreOptions {
   // Of a store that is created; afterwards a store has the index that it was made with.
   IndexKind index = IndexKind::kKey;
   std::uint64_t expected_rows = 0;  // Decides the number of groups. More of them cost memory.
+  // Of a store that is opened its blocks are what they are.
+  GroupShape group;
   // Two needed records of a file are read by one request when no more bytes than these lie between
   // them: what a request costs in bytes of sequential reading (ReadCost::MergeGapBytes). The
   // cheapest plan follows from it for every region by itself: single sectors where rows lie apart,
@@ -241,15 +254,19 @@ class Store {
   static Result<std::unique_ptr<Store>> Create(FileSystem* fs, Clock* clock, DiskQuota* quota,
                                                const StoreOptions& options);
   // What an index by group takes from the start, for the rows that are expected.
-  static std::uint64_t GroupIndexBytes(std::uint32_t row_bytes, std::uint64_t expected_rows);
+  static std::uint64_t GroupIndexBytes(std::uint32_t row_bytes, const GroupShape& shape,
+                                       std::uint64_t expected_rows);
   // Rows that a file of so many bytes has, or blocks of rows.
-  static std::uint64_t FileRows(IndexKind index, std::uint32_t row_bytes, std::uint64_t file_bytes);
+  static std::uint64_t FileRows(IndexKind index, std::uint32_t row_bytes, const GroupShape& shape,
+                                std::uint64_t file_bytes);
   // Memory for each of them beside buffers and index, at most: entries of the file that is written
   // and of two that are rewritten, what sorts them (32 bytes each), where rows were (8), and what
   // is known of them.
   static constexpr std::uint64_t kFileRowBytes = 3 * 32 + 2 * 8 + 8;
   // Whether rows of this length can have one.
   static bool HasGroupIndex(std::uint32_t row_bytes);
+  // kInvalidArgument: they can't, or not in such blocks; the message says what would do.
+  static Status CheckGroups(std::uint32_t row_bytes, const GroupShape& shape);
   // The store as `manifest` committed it; reads key sections only. A writer removes every file that
   // no manifest in `kept` names, what came after `manifest` included; a reader opens the named
   // files and holds them. kNotFound: the manifest or a file is gone (a reader tries a newer
@@ -274,7 +291,8 @@ class Store {
   // write or sync the store is poisoned: Write, Erase and Commit fail until it is reopened. Blocks:
   // on writes, on the quota's back-pressure (compaction, old manifests). rows[i]: row_bytes().
   // stored[i]: one of the three above. Empty: all unknown, each of which is looked up, and costs a
-  // read where the index has that key, or an alike one.
+  // read where the index has that key, or an alike one. REQUIRES, of Stage until its Publish as
+  // well: where rows expire, that the holder has the keys that are not new, as for Erase.
   virtual Status Write(std::span<const Key> keys, std::span<const std::byte* const> rows,
                        std::span<const std::uint8_t> stored) = 0;
   // The two halves of Write, so that one thread brings rows to the disk while another leads the

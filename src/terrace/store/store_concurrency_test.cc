@@ -348,8 +348,9 @@ TEST_P(StoreVerbs, SideBySide) {
   check(last.status());
   check(ScrubManifest(
       &memory,
-      ScrubOptions{options.directory,
-                   RecordLayout::Of(options.table, 0, RecordRowBytes(options.index, kRowBytes))},
+      ScrubOptions{options.directory, RecordLayout::Of(options.table, 0,
+                                                       RecordRowBytes(options.index, kRowBytes,
+                                                                      options.group.block_bytes))},
       *last, &findings));
   EXPECT_TRUE(findings.empty());
 }

@@ -52,9 +52,11 @@ Status CheckOptions(const StoreOptions& options) {
 
 }  // namespace
 
-std::uint64_t Store::FileRows(IndexKind index, std::uint32_t row_bytes, std::uint64_t file_bytes) {
+std::uint64_t Store::FileRows(IndexKind index, std::uint32_t row_bytes, const GroupShape& shape,
+                              std::uint64_t file_bytes) {
   const std::uint64_t record_bytes =
-      kRecordHeadBytes + AlignUp(RecordRowBytes(index, row_bytes), 8) + kKeyEntryBytes;
+      kRecordHeadBytes + AlignUp(RecordRowBytes(index, row_bytes, shape.block_bytes), 8) +
+      kKeyEntryBytes;
   return std::clamp<std::uint64_t>(file_bytes / record_bytes, 1, kMaxRowsPerFile);
 }
 
@@ -106,9 +108,9 @@ StoreImpl::StoreImpl(FileSystem* fs, Clock* clock, DiskQuota* quota, const Store
       block_row_bytes_(block_row_bytes),
       rule_(options),
       pace_(clock) {
-  rows_per_file_ =
-      std::clamp<std::uint64_t>(FileRows(IndexKind::kKey, options.row_bytes, options.file_bytes), 1,
-                                std::max<std::uint64_t>(options.most_file_rows, 1));
+  rows_per_file_ = std::clamp<std::uint64_t>(
+      FileRows(IndexKind::kKey, options.row_bytes, {}, options.file_bytes), 1,
+      std::max<std::uint64_t>(options.most_file_rows, 1));
   MakeIndexes(rows_per_file_);
 }
 

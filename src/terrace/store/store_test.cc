@@ -94,6 +94,8 @@ TEST(StoreModel, ByGroup) {
     options.background_compaction = seed % 3 == 0;
     // One group, which all rows divide; about as many as there are; empty ones.
     options.expected_rows = seed % 4 == 0 ? 0 : seed % 4 == 1 ? 400 : seed % 4 == 2 ? 5000 : 200;
+    options.group.filter_bits = seed % 5 * 3;
+    if (seed % 3 == 1) options.group.block_bytes = 12 << 10;
     RunModel(&fs, options, seed, 250, /*alike_keys=*/seed % 5 == 0);
     if (HasFatalFailure()) return;
   }

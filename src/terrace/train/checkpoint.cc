@@ -80,6 +80,16 @@ Status ReadStore(const json& object, Checkpoint::StoreManifest* store) {
     }
     store->index = IndexKind::kGroup;
   }
+  if (object.contains("block_bytes")) {
+    GroupShape shape;
+    fields.Read("block_bytes", &shape.block_bytes);
+    if (store->index != IndexKind::kGroup || shape.block_bytes == 0 ||
+        shape.block_bytes > GroupShape::kMostBlockBytes || shape.block_bytes % kBlockBytes != 0 ||
+        !Store::CheckGroups(store->row_bytes, shape).ok()) {
+      return CorruptionError("field 'block_bytes' is not of a store by group");
+    }
+    store->block_bytes = shape.block_bytes;
+  }
   fields.Read("directory", &store->directory);
   fields.Read("schema", &store->schema);
   fields.Read("manifest", &store->manifest.id);
@@ -99,6 +109,7 @@ json CheckpointJson(const Checkpoint& checkpoint) {
                       {"manifest", store.manifest.id},
                       {"manifest_digest", DigestJson(store.manifest.digest)}});
     if (store.index == IndexKind::kGroup) stores.back()["index"] = kGroupIndexName;
+    if (store.block_bytes > 0) stores.back()["block_bytes"] = store.block_bytes;
   }
   json dense = json::array();
   for (const FileDigest& digest : checkpoint.dense) dense.push_back(DigestJson(digest));
@@ -250,12 +261,15 @@ bool FilesDiffer(const Settings& run, const Settings& now) {
 }
 
 RecordLayout Checkpoint::StoreManifest::record_layout() const {
-  return RecordLayout::Of(table, shard, RecordRowBytes(index, row_bytes));
+  return RecordLayout::Of(table, shard, RecordRowBytes(index, row_bytes, block_bytes));
 }
 
 std::string CheckpointFileName(std::uint64_t id) { return fmt::format("checkpoint-{:08}", id); }
 
 std::uint32_t CheckpointVersionOf(const Checkpoint& checkpoint) {
+  for (const Checkpoint::StoreManifest& store : checkpoint.stores) {
+    if (store.block_bytes > 0) return 5;
+  }
   if (checkpoint.metrics_checksum) return 4;
   for (const Checkpoint::StoreManifest& store : checkpoint.stores) {
     if (store.index == IndexKind::kGroup) return 3;

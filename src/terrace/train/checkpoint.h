@@ -40,6 +40,7 @@ struct Checkpoint {
     std::string schema;     // RowSchema::ToText().
     ManifestReference manifest;
     IndexKind index = IndexKind::kKey;
+    std::uint32_t block_bytes = 0;       // By group: as GroupShape's.
     RecordLayout record_layout() const;  // Of its parameter files.
   };
   std::vector<StoreManifest> stores;
@@ -154,7 +155,7 @@ Result<HeldCheckpoint> HoldNewestCheckpoint(RunFolder* run);
 
 // Version 4 has the checksum of the metrics, as all that are made anew; 3 has a store by group, 2
 // names admission filters, 1 has none of these.
-inline constexpr std::uint32_t kCheckpointVersion = 4;
+inline constexpr std::uint32_t kCheckpointVersion = 5;
 std::uint32_t CheckpointVersionOf(const Checkpoint& checkpoint);
 // In the folder "checkpoints" of a run.
 std::string CheckpointFileName(std::uint64_t id);

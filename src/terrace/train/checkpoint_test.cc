@@ -214,6 +214,36 @@ TEST_F(RunFolderTest, GoldenFilesOfCheckedMetricsAreReadAndWrittenTheSame) {
   EXPECT_EQ(DecodeCheckpoint(payload).status().code(), StatusCode::kCorruption);
 }
 
+TEST_F(RunFolderTest, GoldenFilesOfLargeBlocksAreReadAndWrittenTheSame) {
+  Result<std::unique_ptr<RunFolder>> run = Open(Mode::kNew);
+  TERRACE_ASSERT_OK(run);
+  Checkpoint checkpoint = SampleCheckpoint(12);
+  checkpoint.stores[1].index = IndexKind::kGroup;
+  checkpoint.stores[1].block_bytes = 16 << 10;
+  checkpoint.metrics_checksum = 0x00fedcba98765432;
+  TERRACE_ASSERT_OK((*run)->WriteCheckpoint(checkpoint));
+  EXPECT_EQ(ReadAll(FileSystem::Posix(), std::string(TERRACE_TESTDATA) + "/checkpoint_v5.golden"),
+            ReadAll(&fs_, "/runs/a/checkpoints/checkpoint-00000012"));
+  Result<Checkpoint> back = (*run)->ReadCheckpoint(12);
+  TERRACE_ASSERT_OK(back);
+  EXPECT_EQ(back->stores[0].block_bytes, 0u);
+  EXPECT_EQ(back->stores[1].block_bytes, 16u << 10);
+  EXPECT_EQ(back->stores[1].record_layout().row_bytes, 16360u);
+  // No store has such blocks.
+  for (const std::uint32_t bytes : {4095u, 4097u, 260u << 10}) {
+    checkpoint.stores[1].block_bytes = bytes;
+    EXPECT_EQ(DecodeCheckpoint(*EncodeCheckpoint(checkpoint)).status().code(),
+              StatusCode::kCorruption);
+  }
+  checkpoint.stores[1].block_bytes = 4096;
+  checkpoint.stores[1].row_bytes = 2000;
+  EXPECT_EQ(DecodeCheckpoint(*EncodeCheckpoint(checkpoint)).status().code(),
+            StatusCode::kCorruption);
+  checkpoint.stores[1].index = IndexKind::kKey;
+  EXPECT_EQ(DecodeCheckpoint(*EncodeCheckpoint(checkpoint)).status().code(),
+            StatusCode::kCorruption);
+}
+
 TEST_F(RunFolderTest, ACheckpointIsNotWrittenAnewUnderItsReader) {
   MakeRun();
   Result<std::unique_ptr<RunFolder>> run = Open(Mode::kResume);

@@ -101,8 +101,8 @@ Status LoadedRun::OpenRows(FileSystem* fs) {
                     FormatBytes(stores_->index_bytes()), FormatBytes(memory_.budget_bytes),
                     FormatBytes(needed - memory_.rows_bytes)));
   }
-  const std::vector<std::uint64_t> cache_bytes =
-      SplitCacheBytes(job_, *plan_, memory_.rows_bytes - stores_->index_bytes());
+  const std::vector<std::uint64_t> cache_bytes = SplitCacheBytes(
+      *plan_, LeastTableBytes(job_, *plan_), memory_.rows_bytes - stores_->index_bytes());
   for (std::size_t t = 0; t < plan_->tables.size(); ++t) {
     RowCacheOptions cache;
     cache.row_bytes = plan_->tables[t].schema.row_bytes();

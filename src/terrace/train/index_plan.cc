@@ -13,11 +13,13 @@ IndexKind IndexOf(const Job& job, const ModelPlan& plan, const TablePlan& table)
   return table.expected_keys * kKeyIndexBytes > most ? IndexKind::kGroup : IndexKind::kKey;
 }
 
-std::uint64_t IndexBytes(IndexKind kind, std::uint32_t row_bytes, std::uint64_t keys) {
+std::uint64_t IndexBytes(IndexKind kind, std::uint32_t row_bytes, const GroupShape& group,
+                         std::uint64_t keys) {
   if (kind == IndexKind::kKey) return keys * kKeyIndexBytes;
   // One group in five takes a second block, or fewer do.
-  const std::uint64_t blocks = GroupLayout::Of(row_bytes).GroupsFor(keys) / 5 * 6 + 1;
-  return Store::GroupIndexBytes(row_bytes, keys) + blocks * kKeyIndexBytes;
+  const std::uint64_t blocks =
+      GroupLayout::Of(row_bytes, group.block_bytes).GroupsFor(keys) / 5 * 6 + 1;
+  return Store::GroupIndexBytes(row_bytes, group, keys) + blocks * kKeyIndexBytes;
 }
 
 std::uint64_t IndexRoomBytes(const Job& job, const ModelPlan& plan) {
@@ -34,9 +36,10 @@ std::uint64_t MinibatchWriteBytes(const Job& job, const ModelPlan& plan) {
     std::uint64_t records = std::uint64_t{job.training.minibatch} * table.slots.size();
     const IndexKind kind = IndexOf(job, plan, table);
     if (kind == IndexKind::kGroup) {
-      records = std::min(records, GroupLayout::Of(row_bytes).GroupsFor(table.expected_keys));
+      const GroupLayout layout = GroupLayout::Of(row_bytes, table.group.block_bytes);
+      records = std::min(records, layout.GroupsFor(table.expected_keys));
     }
-    bytes += records * RecordRowBytes(kind, row_bytes);
+    bytes += records * RecordRowBytes(kind, row_bytes, table.group.block_bytes);
   }
   return bytes;
 }
@@ -45,7 +48,7 @@ std::uint64_t FirstIndexBytes(const Job& job, const ModelPlan& plan) {
   std::uint64_t bytes = 0;
   for (const TablePlan& table : plan.tables) {
     if (IndexOf(job, plan, table) == IndexKind::kKey) continue;
-    bytes += Store::GroupIndexBytes(table.schema.row_bytes(), table.expected_keys);
+    bytes += Store::GroupIndexBytes(table.schema.row_bytes(), table.group, table.expected_keys);
   }
   return bytes;
 }

@@ -19,7 +19,8 @@ inline constexpr std::uint64_t kIndexBudgetShare = 2;
 IndexKind IndexOf(const Job& job, const ModelPlan& plan, const TablePlan& table);
 
 // Of a table with so many keys.
-std::uint64_t IndexBytes(IndexKind kind, std::uint32_t row_bytes, std::uint64_t keys);
+std::uint64_t IndexBytes(IndexKind kind, std::uint32_t row_bytes, const GroupShape& group,
+                         std::uint64_t keys);
 
 // What the least budget has room for: so many rows more than a new run begins with may be indexed
 // before it has to stop.

@@ -45,6 +45,7 @@ struct TableJob {
   float l2 = 0;
   IndexChoice index = IndexChoice::kAuto;
   std::uint64_t expected_keys = 0;  // 0: nobody knows.
+  GroupShape group;
   AdmissionSpec admission{0, std::uint64_t{64} << 20};
   ExpirySpec expiry;
 };
@@ -157,6 +158,7 @@ struct TablePlan {
   std::vector<std::uint32_t> slots;          // Indices into DataSchema::slots.
   IndexChoice index = IndexChoice::kAuto;
   std::uint64_t expected_keys = 0;
+  GroupShape group;
 };
 
 struct ModelPlan {

@@ -211,6 +211,45 @@ void AddIndex(Builder* b, const std::string& path, Get table) {
       0, kMaxExpectedKeys,
       "Keys that the table will have. With more of them an index by group takes more memory. 0: "
       "unknown.");
+  const auto by_group = [table](JobKey& key) {
+    OnlyFor(key, "index group or auto", [table](const Job& job, const std::string& name) {
+      return table(Builder::Mutable(job), name).index != IndexChoice::kKey;
+    });
+  };
+  JobKey& block = b->Custom(
+      path + ".group_block", "size or auto",
+      fmt::format("multiples of 4KiB up to {}", ExactBytes(GroupShape::kMostBlockBytes)),
+      "Of an index by group: what the rows of a group take on disk. Larger blocks take less memory "
+      "a key and more bytes a read and a write. Fixed for the life of a run. auto: the least that "
+      "four rows fit in, and in a run that goes on what it has.");
+  block.set = [table](const JobNode& node, Job* job, const std::string& name) -> std::string {
+    std::uint32_t& bytes = table(*job, name).group.block_bytes;
+    const bool is_scalar = node.kind == JobNode::Kind::kScalar;
+    bytes = 0;
+    if (is_scalar && node.scalar == "auto") return "";
+    const std::optional<std::uint64_t> value = is_scalar ? ParseBytes(node.scalar) : std::nullopt;
+    if (!value) return Expected("auto or a size such as 16KiB", node);
+    if (*value == 0 || *value % 4096 != 0 || *value > GroupShape::kMostBlockBytes) {
+      return fmt::format("is {}; legal: auto or a multiple of 4KiB up to {}", ExactBytes(*value),
+                         ExactBytes(GroupShape::kMostBlockBytes));
+    }
+    bytes = static_cast<std::uint32_t>(*value);
+    return "";
+  };
+  block.print = [table](const Job& job, const std::string& name) {
+    const std::uint32_t bytes = table(Builder::Mutable(job), name).group.block_bytes;
+    return std::optional<std::string>(bytes == 0 ? "auto" : ExactBytes(bytes));
+  };
+  by_group(block);
+  by_group(b->Whole(
+      path + ".group_filter_bits",
+      [table](Job & job, const std::string& name) -> auto& {
+        return table(job, name).group.filter_bits;
+      },
+      0, GroupShape::kMostFilterBits,
+      "Of an index by group: bits of memory for each expected key that tell which keys are not "
+      "there. Fewer mistake more new keys for old ones, each of which costs a read: 10 one in 120, "
+      "5 one in 11, 0 all."));
 }
 
 template <typename Get>

@@ -342,12 +342,17 @@ TEST(ParseJob, AdmissionIsOffUnlessAskedFor) {
 
 TEST(ParseJob, TablesInheritTheIndex) {
   Result<Job> job = Parse(std::string(kSmallJob) +
-                          "table: {index: group, expected_keys: 1e6}\n"
-                          "tables: {a: {}, b: {index: auto, expected_keys: 0}}\n");
+                          "table: {index: group, expected_keys: 1e6, group_block: 16KiB, "
+                          "group_filter_bits: 4}\n"
+                          "tables: {a: {}, b: {index: auto, expected_keys: 0, group_block: auto}}"
+                          "\n");
   ASSERT_TRUE(job.ok()) << job.status().ToString();
   EXPECT_EQ(job->tables["a"].index, IndexChoice::kGroup);
   EXPECT_EQ(job->tables["a"].expected_keys, 1'000'000u);
+  EXPECT_EQ(job->tables["a"].group.block_bytes, 16u << 10);
+  EXPECT_EQ(job->tables["a"].group.filter_bits, 4u);
   EXPECT_EQ(job->tables["b"].index, IndexChoice::kAuto);
+  EXPECT_EQ(job->tables["b"].group.block_bytes, 0u);
   Result<Job> again = Parse(JobToYaml(*job));
   ASSERT_TRUE(again.ok()) << again.status().ToString();
   EXPECT_EQ(JobToYaml(*again), JobToYaml(*job));

@@ -168,12 +168,6 @@ std::string FiltersText(const MemoryPlan& plan, std::string_view before) {
   return plan.filter_bytes == 0 ? "" : std::string(before) + FormatBytes(plan.filter_bytes);
 }
 
-// Of a table's cache. Arenas come in huge pages, and the write buffer takes a share.
-std::uint64_t LeastTableBytes(const Job& job, const TablePlan& table) {
-  const std::uint64_t rows = std::uint64_t{job.training.minibatch} * table.slots.size();
-  return 2 * rows * (table.schema.row_bytes() + kMetadataBytes) + 8 * kMiB;
-}
-
 }  // namespace
 
 std::string WholeMiB(std::uint64_t bytes) {
@@ -233,16 +227,26 @@ MemoryPlanInput MakeMemoryPlanInput(const Job& job, const ModelPlan& plan,
   return input;
 }
 
-std::uint64_t LeastCacheBytes(const Job& job, const ModelPlan& plan) {
-  std::uint64_t bytes = 0;
-  for (const TablePlan& table : plan.tables) bytes += LeastTableBytes(job, table);
-  return bytes;
+std::vector<std::uint64_t> LeastTableBytes(const Job& job, const ModelPlan& plan) {
+  std::vector<std::uint64_t> least;
+  for (const TablePlan& table : plan.tables) {
+    const std::uint64_t rows = std::uint64_t{job.training.minibatch} * table.slots.size();
+    // Arenas come in huge pages, and the write buffer takes a share.
+    least.push_back(2 * rows * (table.schema.row_bytes() + kMetadataBytes) + 8 * kMiB);
+  }
+  return least;
 }
 
-std::vector<std::uint64_t> SplitCacheBytes(const Job& job, const ModelPlan& plan,
+std::uint64_t LeastCacheBytes(const Job& job, const ModelPlan& plan) {
+  const std::vector<std::uint64_t> least = LeastTableBytes(job, plan);
+  return std::accumulate(least.begin(), least.end(), std::uint64_t{0});
+}
+
+std::vector<std::uint64_t> SplitCacheBytes(const ModelPlan& plan,
+                                           std::span<const std::uint64_t> least,
                                            std::uint64_t bytes) {
-  const std::uint64_t least = LeastCacheBytes(job, plan);
-  TERRACE_CHECK(bytes >= least);
+  const std::uint64_t least_of_all = std::accumulate(least.begin(), least.end(), std::uint64_t{0});
+  TERRACE_CHECK(bytes >= least_of_all);
   // Rows of a table are wanted in proportion to its slots.
   std::vector<double> shares;
   for (const TablePlan& table : plan.tables) {
@@ -252,9 +256,8 @@ std::vector<std::uint64_t> SplitCacheBytes(const Job& job, const ModelPlan& plan
   const double total = std::accumulate(shares.begin(), shares.end(), 0.0);
   std::vector<std::uint64_t> split;
   for (std::size_t t = 0; t < plan.tables.size(); ++t) {
-    split.push_back(
-        LeastTableBytes(job, plan.tables[t]) +
-        static_cast<std::uint64_t>(static_cast<double>(bytes - least) * shares[t] / total));
+    split.push_back(least[t] + static_cast<std::uint64_t>(
+                                   static_cast<double>(bytes - least_of_all) * shares[t] / total));
   }
   return split;
 }

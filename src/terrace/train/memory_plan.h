@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -84,12 +85,14 @@ std::uint64_t ReadAheadBytes(std::uint64_t most_bytes, std::uint64_t budget_byte
 MemoryPlanInput MakeMemoryPlanInput(const Job& job, const ModelPlan& plan,
                                     std::uint64_t source_bytes);
 
-// The least that the tables' caches need together for training to go on: the rows of one mini-batch
-// of distinct keys, with their metadata.
+// The least that each table's cache needs for training to go on: the rows of one mini-batch of
+// distinct keys, with their metadata; and all together.
+std::vector<std::uint64_t> LeastTableBytes(const Job& job, const ModelPlan& plan);
 std::uint64_t LeastCacheBytes(const Job& job, const ModelPlan& plan);
-// `bytes` over the tables' caches: the least that each needs, and of the rest a share by its slots
-// and the length of its rows. REQUIRES: at least LeastCacheBytes.
-std::vector<std::uint64_t> SplitCacheBytes(const Job& job, const ModelPlan& plan,
+// `bytes` over the tables' caches: `least`, by table, and of the rest a share by its slots and the
+// length of its rows. REQUIRES: at least the sum of `least`.
+std::vector<std::uint64_t> SplitCacheBytes(const ModelPlan& plan,
+                                           std::span<const std::uint64_t> least,
                                            std::uint64_t bytes);
 
 }  // namespace terrace

@@ -169,7 +169,7 @@ ModelPlan PlanOf(std::vector<std::uint64_t> expected_keys, IndexChoice index) {
     SegmentSpec segment;
     segment.name = "embedding";
     segment.dim = 8;
-    TablePlan table{RowSchema::Create("t", {segment}, {}, {}).value(), {}, {}, index, keys};
+    TablePlan table{RowSchema::Create("t", {segment}, {}, {}).value(), {}, {}, index, keys, {}};
     plan.tables.push_back(std::move(table));
   }
   return plan;
@@ -200,15 +200,19 @@ TEST(IndexPlan, RoomForRowsBeyondThoseOfAMiniBatch) {
 
 TEST(IndexPlan, BytesOfAKey) {
   constexpr std::uint64_t kKeys = 1'000'000'000;
-  EXPECT_EQ(IndexBytes(IndexKind::kKey, 128, kKeys), 8 * kKeys);
+  EXPECT_EQ(IndexBytes(IndexKind::kKey, 128, {}, kKeys), 8 * kKeys);
   for (const std::uint32_t row_bytes : {16u, 56u, 128u, 300u}) {
-    const std::uint64_t bytes = IndexBytes(IndexKind::kGroup, row_bytes, kKeys);
+    const std::uint64_t bytes = IndexBytes(IndexKind::kGroup, row_bytes, {}, kKeys);
     EXPECT_GT(bytes, kKeys);
     EXPECT_LT(bytes, kKeys * 3) << row_bytes;
+    // Blocks of four sectors, and filters of fewer bits or none.
+    const GroupShape few{16 << 10, 4}, none{16 << 10, 0};
+    EXPECT_LT(IndexBytes(IndexKind::kGroup, row_bytes, few, kKeys), kKeys * 9 / 10) << row_bytes;
+    EXPECT_LT(IndexBytes(IndexKind::kGroup, row_bytes, none, kKeys), kKeys / 3) << row_bytes;
   }
   const ModelPlan plan = PlanOf({kKeys, kKeys}, IndexChoice::kGroup);
   EXPECT_EQ(FirstIndexBytes(Job(), plan),
-            2 * Store::GroupIndexBytes(plan.tables[0].schema.row_bytes(), kKeys));
+            2 * Store::GroupIndexBytes(plan.tables[0].schema.row_bytes(), {}, kKeys));
   EXPECT_EQ(FirstIndexBytes(Job(), PlanOf({kKeys}, IndexChoice::kKey)), 0u);
 }
 

@@ -78,13 +78,15 @@ Result<TablePlan> PlanTable(const Job& job, const PlannedTable& planned,
   Result<RowSchema> schema =
       RowSchema::Create(planned.name, segments, planned.job->admission, planned.job->expiry);
   if (!schema.ok()) return schema.status().WithContext("table " + planned.name);
-  if (planned.job->index == IndexChoice::kGroup && !Store::HasGroupIndex(schema->row_bytes())) {
-    return InvalidArgumentError(
-        fmt::format("table {}: rows of {} bytes are too long for index: group; choose key or auto",
-                    planned.name, schema->row_bytes()));
+  const GroupShape& group = planned.job->group;
+  // With auto, rows that are too long have the other index.
+  if (planned.job->index == IndexChoice::kGroup ||
+      (group.block_bytes > 0 && Store::HasGroupIndex(schema->row_bytes()))) {
+    const Status status = Store::CheckGroups(schema->row_bytes(), group);
+    if (!status.ok()) return status.WithContext("table " + planned.name);
   }
-  return TablePlan{std::move(schema).value(), rates, std::move(slots), planned.job->index,
-                   planned.job->expected_keys};
+  return TablePlan{std::move(schema).value(),  rates, std::move(slots), planned.job->index,
+                   planned.job->expected_keys, group};
 }
 
 }  // namespace

@@ -95,6 +95,8 @@ Result<std::unique_ptr<Store>> RunReader::OpenStore(const Checkpoint::StoreManif
   options.table = store.table;
   options.shard = store.shard;
   options.row_bytes = store.row_bytes;
+  // An opened store's filters know nothing yet, and few keys are asked for, if any.
+  options.group.filter_bits = 0;
   options.direct_io = job_.ssd.direct;
   options.read_queue.backend = job_.ssd.backend;
   options.read_queue.threads = job_.ssd.io_threads;

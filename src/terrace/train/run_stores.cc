@@ -10,6 +10,7 @@
 #include "terrace/base/core_binding.h"
 #include "terrace/base/thread.h"
 #include "terrace/base/units.h"
+#include "terrace/store/group_block.h"
 #include "terrace/store/manifest.h"
 #include "terrace/train/index_plan.h"
 
@@ -48,6 +49,7 @@ std::vector<RunStores::Entry> RunStores::MakeEntries(const Job& job, const Model
       entry.index = IndexOf(job, plan, plan.tables[t]);
       const auto shards = static_cast<std::uint64_t>(job.ssd.shards);
       entry.expected_rows = (plan.tables[t].expected_keys + shards - 1) / shards;
+      entry.group = plan.tables[t].group;
       entries.push_back(std::move(entry));
     }
   }
@@ -72,6 +74,7 @@ StoreOptions RunStores::MakeOptions(const Job& job, const Options& options, cons
   store.row_bytes = entry.row_bytes;
   store.index = entry.index;
   store.expected_rows = entry.expected_rows;
+  store.group = entry.group;
   store.file_bytes = job.ssd.file_bytes;
   store.most_file_rows = options.most_file_rows;
   store.compaction = job.ssd.compaction;
@@ -178,6 +181,7 @@ Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock,
     }
     TERRACE_RETURN_IF_ERROR(CheckIndex(plan.tables[entry.table], *manifest));
     entry.index = manifest->index;
+    entry.group.block_bytes = manifest->block_bytes;
     entry.directory = run->ResolveDirectory(manifest->directory);
   }
   TERRACE_RETURN_IF_ERROR(stores->FindDisks(fs, clock, job, options));
@@ -239,6 +243,7 @@ Result<std::vector<Checkpoint::StoreManifest>> RunStores::Commit(std::uint64_t i
     manifest.shard = entry.shard;
     manifest.row_bytes = entry.row_bytes;
     manifest.index = entry.index;
+    if (entry.index == IndexKind::kGroup) manifest.block_bytes = entry.group.block_bytes;
     manifest.directory = entry.recorded_directory;
     manifest.schema = entry.schema;
     TERRACE_ASSIGN_OR_RETURN(manifest.manifest, entry.store->Commit(id));
@@ -268,6 +273,8 @@ Status RunStores::MergeFiles(std::uint64_t files) {
 Result<bool> RunStores::GiveRoom(std::uint64_t bytes) {
   const std::uint64_t used = quota_->used();
   for (Entry& entry : stores_) TERRACE_RETURN_IF_ERROR(entry.store->MakeRoom(bytes));
+  // One after the other: what was dropped for another store may do for this one.
+  MutexLock lock(&drop_mu_);
   if (quota_->HasFree(bytes) || quota_->used() < used) return true;
   return drop_oldest_ && drop_oldest_();
 }
@@ -303,13 +310,19 @@ std::uint64_t RunStores::MostWriteBytes(std::size_t table, std::uint64_t rows,
 
 Status RunStores::CheckIndex(const TablePlan& table, const Checkpoint::StoreManifest& manifest) {
   const bool by_group = manifest.index == IndexKind::kGroup;
-  if (table.index == IndexChoice::kAuto || (table.index == IndexChoice::kGroup) == by_group) {
-    return OkStatus();
+  if (table.index != IndexChoice::kAuto && (table.index == IndexChoice::kGroup) != by_group) {
+    return InvalidArgumentError(
+        fmt::format("table '{0}' has an index by {1}, which is fixed for the life of a run: set "
+                    "table.index to {1} or auto, or make a new run",
+                    manifest.table, by_group ? "group" : "key"));
   }
+  if (!by_group || table.group.block_bytes == 0) return OkStatus();
+  const std::uint32_t had = BlockDiskBytes(manifest.record_layout().row_bytes);
+  if (table.group.block_bytes == had) return OkStatus();
   return InvalidArgumentError(
-      fmt::format("table '{0}' has an index by {1}, which is fixed for the life of a run: set "
-                  "table.index to {1} or auto, or make a new run",
-                  manifest.table, by_group ? "group" : "key"));
+      fmt::format("table '{0}' has blocks of {1}KiB, which is fixed for the life of a run: set "
+                  "table.group_block to {1}KiB or auto, or make a new run",
+                  manifest.table, had >> 10));
 }
 
 std::vector<std::string> RunStores::DescribeIndexes() const {
@@ -334,8 +347,8 @@ std::vector<std::string> RunStores::DescribeIndexes() const {
       lines.push_back(
           fmt::format("index: table {}, by group, about {:.1f} bytes a key for {} keys, {} now",
                       entry.table_name,
-                      static_cast<double>(
-                          IndexBytes(entry.index, entry.row_bytes, shards * entry.expected_rows)) /
+                      static_cast<double>(IndexBytes(entry.index, entry.row_bytes, entry.group,
+                                                     shards * entry.expected_rows)) /
                           keys,
                       FormatCount(shards * entry.expected_rows), FormatBytes(bytes)));
     }

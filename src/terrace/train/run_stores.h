@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "terrace/base/clock.h"
+#include "terrace/base/mutex.h"
 #include "terrace/base/status.h"
 #include "terrace/io/file_system.h"
 #include "terrace/store/read_cost.h"
@@ -96,6 +97,7 @@ class RunStores {
     std::uint32_t row_bytes = 0;
     IndexKind index = IndexKind::kKey;
     std::uint64_t expected_rows = 0;
+    GroupShape group;
     std::unique_ptr<Store> store;
   };
   RunStores(DiskQuota* quota, std::function<bool()> drop_oldest)
@@ -115,6 +117,7 @@ class RunStores {
   static std::vector<Entry> MakeEntries(const Job& job, const ModelPlan& plan,
                                         const RunFolder& run);
   DiskQuota* const quota_;  // Borrowed; null for readers.
+  Mutex drop_mu_;           // Held while the oldest checkpoint is dropped.
   const std::function<bool()> drop_oldest_;
   std::vector<Entry> stores_;     // By table, then shard.
   std::vector<Disk> disks_;       // Empty: the job does not ask.

@@ -196,7 +196,8 @@ Status TrainingRun::RestoreTrainerState(const std::string& json) {
   if (!state.is_object())
     return CorruptionError("the trainer's state in the checkpoint is no JSON object");
   TERRACE_ASSIGN_OR_RETURN(wear_before_, SsdWearOf(json));
-  validation_due_ = state.value("validation_due", false);
+  // One that failed may be given up.
+  validation_due_ = job_.has_validation && state.value("validation_due", false);
   unadmitted_shows_ = state.value("unadmitted_shows", std::uint64_t{0});
   unadmitted_in_window_ = state.value("unadmitted_in_window", std::uint64_t{0});
   if (!state.contains("validation")) return OkStatus();

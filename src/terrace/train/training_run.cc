@@ -31,7 +31,9 @@ TrainingRun::TrainingRun(FileSystem* fs, Clock* clock, const Job& job,
       stop_signals_(stop_signals),
       start_seconds_(clock->MonotonicSeconds()),
       // The interval must not follow training.batch: metrics are the same whatever the batch.
-      metrics_every_(job.metrics.every_examples > 0 ? job.metrics.every_examples : 65536) {}
+      metrics_every_(job.metrics.every_examples > 0 ? job.metrics.every_examples : 65536) {
+  CountMetricsBytes();
+}
 
 TrainingRun::~TrainingRun() = default;
 
@@ -56,10 +58,10 @@ void TrainingRun::SetTrainedPosition() {
 
 Status TrainingRun::AfterMinibatch(WorkItem* item, std::uint64_t before, bool epoch_ends) {
   const std::uint64_t now = cursor_.examples;
-  reached_max_examples_ = job_.training.max_examples > 0 && now >= job_.training.max_examples;
+  const bool reaches_end = job_.training.max_examples > 0 && now >= job_.training.max_examples;
   if (Passed(before, now, metrics_every_)) TERRACE_RETURN_IF_ERROR(WriteInterval());
-  if (job_.has_validation && (epoch_ends || reached_max_examples_ ||
-                              Passed(before, now, job_.validation.every_examples))) {
+  if (job_.has_validation &&
+      (epoch_ends || reaches_end || Passed(before, now, job_.validation.every_examples))) {
     const Status status = Validate();
     if (!status.ok() && Signalled()) interrupted_ = true;
     TERRACE_RETURN_IF_ERROR(status);
@@ -71,7 +73,10 @@ Status TrainingRun::AfterMinibatch(WorkItem* item, std::uint64_t before, bool ep
   }
   ShowProgress();
   SyncPoint::Hit("train.after_minibatch");
-  if (reached_max_examples_) return AbortedError("training.max_examples is reached");
+  if (reaches_end) {
+    reached_max_examples_ = true;  // Now that nothing has failed.
+    return AbortedError("training.max_examples is reached");
+  }
   return CheckStop();
 }
 
@@ -93,6 +98,7 @@ Status TrainingRun::Step(WorkItem* item, std::uint32_t m) {
   }
   AddPredictions(*predictions, &progressive_);
   AddPredictions(*predictions, &window_);
+  CountMetricsBytes();
   for (std::size_t t = 0; t < filters_.size(); ++t) {
     if (filters_[t] == nullptr) continue;
     const std::uint64_t shows = CountTrained(item->tables[t], m, filters_[t].get());
@@ -159,9 +165,13 @@ std::uint64_t TrainingRun::MostCheckpointFileBytes() const {
     text += (static_cast<std::uint64_t>(job_.ssd.shards) + 1) *
             (table.schema.ToText().size() + path + 1024);
   }
+  return WholeBlocks(2 * text + kMiB / 16 + most_metrics_bytes_.load(std::memory_order_relaxed));
+}
+
+void TrainingRun::CountMetricsBytes() {
   const std::uint64_t more = kStepsBetweenSums * job_.training.minibatch;
-  return WholeBlocks(2 * text + kMiB / 16 + progressive_.MostSavedBytes(more) +
-                     window_.MostSavedBytes(more));
+  most_metrics_bytes_.store(progressive_.MostSavedBytes(more) + window_.MostSavedBytes(more),
+                            std::memory_order_relaxed);
 }
 
 std::uint64_t TrainingRun::SmallFilesBytes() const {
@@ -301,13 +311,33 @@ void TrainingRun::ExpectRows() const {
   }
 }
 
+std::uint64_t TrainingRun::ComingIndexBytes() const {
+  std::uint64_t rows = 0;
+  for (std::size_t t = 0; t < caches_.size(); ++t) {
+    // By group few of them are new blocks.
+    if (!stores_->table(t).front()->in_blocks()) rows += caches_[t]->stats().unstored_rows;
+  }
+  return stores_->index_bytes() + rows * kKeyIndexBytes;
+}
+
+std::vector<std::uint64_t> TrainingRun::LeastCaches() const {
+  std::vector<std::uint64_t> least = LeastTableBytes(job_, *plan_);
+  for (std::size_t t = 0; t < caches_.size(); ++t) {
+    const std::uint64_t rows = job_.training.minibatch * plan_->tables[t].slots.size();
+    least[t] = std::max(least[t], caches_[t]->LeastCapacity(rows));
+  }
+  return least;
+}
+
 Result<bool> TrainingRun::GiveWayToIndex() {
   // In few steps, each ahead of the growth: a cache that shrinks waits for all pinned rows to
-  // leave.
+  // leave. A checkpoint stores all rows that no store has yet.
   const std::uint64_t step = IndexStep();
-  const std::uint64_t index_bytes = stores_->index_bytes();
+  const std::uint64_t index_bytes = ComingIndexBytes();
   if (index_bytes + step / 4 < planned_index_bytes_.load(std::memory_order_relaxed)) return false;
-  const std::uint64_t least = LeastCacheBytes(job_, *plan_);
+  const std::vector<std::uint64_t> least_caches = LeastCaches();
+  const std::uint64_t least =
+      std::accumulate(least_caches.begin(), least_caches.end(), std::uint64_t{0});
   if (index_bytes + least > memory_.rows_bytes) {
     const std::uint64_t needed = BudgetForRows(memory_input_, 2 * index_bytes + least);
     MutexLock lock(&stop_mu_);
@@ -324,7 +354,7 @@ Result<bool> TrainingRun::GiveWayToIndex() {
   const std::uint64_t planned = std::min(index_bytes + step, memory_.rows_bytes - least);
   planned_index_bytes_.store(planned, std::memory_order_relaxed);
   const std::vector<std::uint64_t> bytes =
-      SplitCacheBytes(job_, *plan_, memory_.rows_bytes - planned);
+      SplitCacheBytes(*plan_, least_caches, memory_.rows_bytes - planned);
   bool drains = false;
   for (std::size_t t = 0; t < caches_.size(); ++t) {
     const Status status = caches_[t]->SetCapacity(bytes[t]);
@@ -492,7 +522,6 @@ Status TrainingRun::Validate() {
   // Of the data, and not of a row.
   if (!evaluated.ok() && !source->failure().ok()) sound_failure_ = evaluated;
   TERRACE_RETURN_IF_ERROR(evaluated);
-  validation_due_ = false;
   ValidationRecord record;
   record.epoch = cursor_.epoch;
   record.examples = cursor_.examples;
@@ -505,14 +534,17 @@ Status TrainingRun::Validate() {
                       "{:.4f} on {} examples",
                       FormatCount(cursor_.examples), record.result.auc, record.result.logloss,
                       record.result.calibration, FormatCount(record.result.examples)));
-  return metrics_file_->Append(ValidationToJson(record));
+  TERRACE_RETURN_IF_ERROR(metrics_file_->Append(ValidationToJson(record)));
+  validation_due_ = false;
+  return OkStatus();
 }
 
 Status TrainingRun::TakeCheckpoint(bool finished) {
   SyncPoint::Hit("checkpoint.before_flush");
   stores_->OpenReserve();  // This is the checkpoint that it is for.
   ExpectRows();
-  const std::uint64_t id = last_checkpoint_ + 1;
+  // One that failed may have left something behind under its own number.
+  const std::uint64_t id = ++attempted_checkpoint_;
   for (RowCache* cache : cache_pointers_) TERRACE_RETURN_IF_ERROR(cache->FlushDirty());
   // The last interval has what was written for it too: no other follows that could tell of it.
   if (finished && window_.Compute().examples > 0) TERRACE_RETURN_IF_ERROR(WriteInterval());

@@ -75,8 +75,8 @@ class TrainingRun {
   // Whether summary.json is there and tells of that checkpoint.
   bool HasSummaryOf(std::uint64_t checkpoint);
   Status Restore(const Checkpoint& checkpoint);
-  // Goes to the checkpoint's position in the data.
-  Status SeekData(const Checkpoint& checkpoint);
+  // Goes to the checkpoint's position in the data, and returns what is true of it there.
+  Result<DataCursor> SeekData(const Checkpoint& checkpoint);
 
   // Stage 4: one mini-batch and what is due after it.
   Status TrainMinibatch(WorkItem* item, std::uint32_t m);
@@ -106,6 +106,8 @@ class TrainingRun {
   std::uint64_t FilterFilesBytes() const;
   // Of the checkpoint's own file, some mini-batches from now.
   std::uint64_t MostCheckpointFileBytes() const;
+  // Of the metrics in it. After each change of them.
+  void CountMetricsBytes();
   // Of the files that a run has once and of its folders.
   std::uint64_t SmallFilesBytes() const;
   // Reserves what checkpoints hold beside the stores, damaged ones too, and notes each one's.
@@ -125,6 +127,10 @@ class TrainingRun {
   Status WithWayOn(const Status& failure) const;
   Result<bool> BeforePull();
   void AfterPull(const DataCursor& cursor);
+  // Of the indexes, once all rows are stored.
+  std::uint64_t ComingIndexBytes() const;
+  // What the caches, by table, can't give way below.
+  std::vector<std::uint64_t> LeastCaches() const;
   // True: pinned rows hold more than the caches may have from now on.
   Result<bool> GiveWayToIndex();
   // Writes rows ahead of what a checkpoint could write in checkpoint.final_seconds.
@@ -201,7 +207,7 @@ class TrainingRun {
   DataCursor cursor_;
   std::uint64_t steps_ = 0;
   std::uint64_t start_examples_ = 0;  // Trained before this process.
-  std::uint64_t last_checkpoint_ = 0;
+  std::uint64_t last_checkpoint_ = 0, attempted_checkpoint_ = 0;
   StepRates rates_;
   ClickMetrics progressive_;
   ClickMetrics window_;
@@ -227,6 +233,9 @@ class TrainingRun {
   std::uint64_t last_progress_read_ = 0, last_progress_write_ = 0;
   std::uint64_t minibatches_since_start_ = 0;
   bool quota_has_room_ = false;  // For several checkpoints, when it was last looked at.
+
+  // Relaxed: stage 2 reads what it was lately.
+  std::atomic<std::uint64_t> most_metrics_bytes_{0};
 
   // Stage 2's.
   // What the caches leave free for the index. Relaxed: a checkpoint reads what it was lately.

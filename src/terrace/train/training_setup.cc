@@ -206,8 +206,8 @@ Status TrainingRun::MakeMemoryPlan() {
     // larger files.
     const IndexKind kind =
         table.index == IndexChoice::kAuto ? IndexKind::kKey : IndexOf(job_, *plan_, table);
-    input.file_rows +=
-        job_.ssd.shards * Store::FileRows(kind, table.schema.row_bytes(), job_.ssd.file_bytes);
+    input.file_rows += job_.ssd.shards * Store::FileRows(kind, table.schema.row_bytes(),
+                                                         table.group, job_.ssd.file_bytes);
   }
   input.index_room_bytes = IndexRoomBytes(job_, *plan_);
   input.filter_bytes = 2 * FilterFilesBytes();
@@ -394,17 +394,24 @@ bool TrainingRun::HasSummaryOf(std::uint64_t checkpoint) {
   return summary.ok() && summary->checkpoint == checkpoint;
 }
 
-Status TrainingRun::SeekData(const Checkpoint& checkpoint) {
+Result<DataCursor> TrainingRun::SeekData(const Checkpoint& checkpoint) {
   const ScopedBinding binding(binding_.reading);  // Where reading ahead begins.
   const auto now = IdentifyingSettings(job_, *plan_, *source_);
   const DataCursor& cursor = checkpoint.cursor;
-  if (!FilesDiffer(checkpoint.identity, now)) return source_->Seek(cursor);
-  // Accepted: bytes and lines of the old files say nothing about the new ones.
+  if (!FilesDiffer(checkpoint.identity, now)) {
+    TERRACE_RETURN_IF_ERROR(source_->Seek(cursor));
+    return cursor;
+  }
+  // Accepted: bytes and lines of the old files say nothing about the new ones, now and in the next
+  // checkpoint, which is of the new ones.
   DataCursor counted;
   counted.epoch = cursor.epoch;
   counted.example_in_epoch = cursor.example_in_epoch;
   counted.examples = cursor.examples;
-  if (cursor.example_in_epoch == 0) return source_->Seek(counted);
+  if (cursor.example_in_epoch == 0) {
+    TERRACE_RETURN_IF_ERROR(source_->Seek(counted));
+    return counted;
+  }
   const std::size_t files = FilesOfIdentity(checkpoint.identity);
   if (job_.train_data.shuffle != "none" && files != source_->files().size()) {
     return InvalidArgumentError(fmt::format(
@@ -416,6 +423,7 @@ Status TrainingRun::SeekData(const Checkpoint& checkpoint) {
                                        FormatCount(cursor.example_in_epoch)));
   TERRACE_RETURN_IF_ERROR(source_->Seek(counted));
   const Status read = source_->ReadToPosition();
+  if (read.ok()) return counted;
   if (read.code() != StatusCode::kCorruption) return read;
   return InvalidArgumentError("--accept data: " + read.message());
 }
@@ -433,11 +441,11 @@ Status TrainingRun::Restore(const Checkpoint& checkpoint) {
   const std::string origin = fmt::format("checkpoint {} of '{}'", checkpoint.id, run_->path());
   TERRACE_RETURN_IF_ERROR(progressive_.Restore(checkpoint.progressive).WithContext(origin));
   TERRACE_RETURN_IF_ERROR(window_.Restore(checkpoint.window).WithContext(origin));
+  CountMetricsBytes();
   TERRACE_RETURN_IF_ERROR(RestoreTrainerState(checkpoint.trainer_state));
-  TERRACE_RETURN_IF_ERROR(SeekData(checkpoint));
-  cursor_ = checkpoint.cursor;
+  TERRACE_ASSIGN_OR_RETURN(cursor_, SeekData(checkpoint));
   steps_ = checkpoint.steps;
-  last_checkpoint_ = checkpoint.id;
+  last_checkpoint_ = attempted_checkpoint_ = checkpoint.id;
   checkpointed_examples_ = cursor_.examples;
   SetTrainedPosition();
   LogText(LogLevel::kInfo, fmt::format("resuming from checkpoint {} at example {}", checkpoint.id,
@@ -468,7 +476,7 @@ Status TrainingRun::MakeCaches() {
                                               job_.training.minibatch, future_keys_.get());
   }
   const std::vector<std::uint64_t> bytes =
-      SplitCacheBytes(job_, *plan_, memory_.rows_bytes - planned);
+      SplitCacheBytes(*plan_, LeastTableBytes(job_, *plan_), memory_.rows_bytes - planned);
   for (std::size_t t = 0; t < plan_->tables.size(); ++t) {
     const RowSchema* schema = &plan_->tables[t].schema;
     RowCacheOptions options;

@@ -175,7 +175,8 @@ Status StoreHarness::CheckAll() {
 }
 
 ScrubOptions StoreHarness::scrub_options() const {
-  const std::uint32_t row_bytes = RecordRowBytes(options_.index, options_.row_bytes);
+  const std::uint32_t row_bytes =
+      RecordRowBytes(options_.index, options_.row_bytes, options_.group.block_bytes);
   return {options_.directory, RecordLayout::Of(options_.table, options_.shard, row_bytes),
           options_.direct_io};
 }
