@@ -105,6 +105,8 @@ def test_an_index_is_for_life(terrace, workspace, logs):
     assert "has an index by group, which is fixed for the life of a run" in refused.output
     refused = run.train("--resume", "--set", "table.group_block=16KiB").expect(2)
     assert "has blocks of 4KiB, which is fixed for the life of a run" in refused.output
+    # By its name or not, it is the same.
+    run.train("--resume", "--set", "table.group_block=4KiB", "--test-kill-at", "checkpoint.before_publish:1").expect(-signal.SIGKILL)
     run.train("--resume", "--set", "table.index=auto", "--set", "table.expected_keys=9").expect(0)
     assert run.summary()["finished"]
 

@@ -57,6 +57,7 @@ def large_job(train_log):
     {"table.dim": 8, "data.epochs": 1},
     {"network.hidden": [256, 128]},
     {"memory.budget": 144 * jobs.MIB, "table.admit_after": 2, "table.admit_filter": "2MiB"},
+    {"table.dim": 8, "table.index": "group", "table.expected_keys": 400_000, "table.group_block": "256KiB", "ssd.shards": 4},
 ], ids=str)
 def test_peak(terrace, workspace, train_log, peak, changes):
     run = harness.Run(terrace, workspace, large_job(train_log), **changes)

@@ -489,6 +489,40 @@ def test_a_closed_terminal_is_a_stop_signal(terrace, workspace, log):
     process.wait(60).expect(0)
 
 
+def in_shell(terrace, script):
+    return subprocess.run(["sh", "-c", f"T={terrace.binary}; {script}"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=harness.PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_files_do_not_take_the_place_of_closed_streams(terrace, workspace, log, closed):
+    """What is said to people would be written into them."""
+    run = harness.Run(terrace, workspace, jobs.tiny([log]), **{"ssd.backend": "threads"})
+    done = in_shell(terrace, f"$T train {run.job_path} {closed}")
+    # The result is said on the standard output.
+    code = 1 if ">&- 2" in closed else 0
+    assert done.returncode == code and run.summary()["finished"]
+    run.metrics()
+    run.verify()
+    output = workspace / "generated.tsv"
+    assert in_shell(terrace, f"$T generate --rows 2000 --output {output} {closed}").returncode == code
+    reference = workspace / "reference.tsv"
+    terrace("generate", "--rows", "2000", "--output", reference, log=workspace / "log").expect(0)
+    assert output.read_bytes() == reference.read_bytes()
+
+
+def test_a_file_that_may_grow_no_further(terrace, workspace, finished, log):
+    output = workspace / "predictions"
+    done = in_shell(terrace, f"ulimit -f 8; $T predict {finished.path} --data {log} --output {output}")
+    assert done.returncode == 1 and str(output) in done.stderr and "too large" in done.stderr.lower(), done
+    assert not list(workspace.glob("predictions*"))
+
+
+def test_rows_to_generate_are_limited(terrace, workspace):
+    result = run_binary(terrace, "generate", "--rows", "10", "--first-row", str(2**64 - 5), "--output", workspace / "log.tsv")
+    assert result.returncode == 2 and "--first-row" in result.stderr, result.stderr
+
+
 def test_nobody_reads_what_a_run_says(terrace, workspace, log):
     run = harness.Run(terrace, workspace, jobs.tiny([log]))
     ours, theirs = os.pipe()

@@ -39,12 +39,20 @@ int GenerateCommand(FileSystem* fs, const GenerateArguments& arguments,
     }
     return stop_signals->load(std::memory_order_relaxed) == 0;  // A count that orders nothing.
   };
+  constexpr std::uint64_t kMostRows = std::uint64_t{1} << 60;  // As of a job.
+  if (arguments.rows > kMostRows || arguments.first_row > kMostRows - arguments.rows) {
+    return ReportFailure(
+        InvalidArgumentError("--first-row and --rows are 2^60 at most, and so is their sum"));
+  }
   const Result<std::string> place = OutputPlace(fs, arguments.output);
   if (!place.ok()) return ReportFailure(place.status());
   const Status status = WriteClickLog(fs, spec, arguments.rows, *place, options);
   SetProgressLine("");
   if (!status.ok()) {
-    if (stop_signals->load(std::memory_order_relaxed) == 0) return ReportFailure(status);
+    if (status.code() != StatusCode::kAborted ||
+        stop_signals->load(std::memory_order_relaxed) == 0) {
+      return ReportFailure(status);
+    }
     LogText(LogLevel::kInfo, "interrupted; nothing was written");
     return kExitInterrupted;
   }

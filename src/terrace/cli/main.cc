@@ -51,7 +51,7 @@ void HandleStopSignals() {
   }
 }
 
-// Whoever reads what a run says may leave; the run goes on.
+// Whoever reads what a command says while it writes a file or a run may leave; the command goes on.
 void IgnoreClosedPipes() { std::signal(SIGPIPE, SIG_IGN); }
 
 // What every command takes.
@@ -184,6 +184,7 @@ void AddPredict(CLI::App* app, CommonArguments* common, Command* chosen) {
   command->callback([arguments, chosen] {
     *chosen = [arguments](FileSystem* fs) {
       HandleStopSignals();
+      IgnoreClosedPipes();
       return PredictCommand(fs, *arguments, &g_stop_signals);
     };
   });
@@ -267,6 +268,7 @@ void AddGenerate(CLI::App* app, CommonArguments* common, Command* chosen) {
     arguments->quiet = common->quiet;
     *chosen = [arguments](FileSystem* fs) {
       HandleStopSignals();
+      IgnoreClosedPipes();
       return GenerateCommand(fs, *arguments, &g_stop_signals);
     };
   });
@@ -309,6 +311,9 @@ std::string WrongOptions(const CLI::App& app) {
 }
 
 int Main(int argc, char** argv) {
+  OccupyStandardStreams();
+  // A file that may grow no further is an error of the write (EFBIG), not the end of the process.
+  std::signal(SIGXFSZ, SIG_IGN);
   ConfigureAllocator();
   RaiseOpenFileLimit();
   FlushDenormals();

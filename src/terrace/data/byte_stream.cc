@@ -5,6 +5,7 @@
 #include <zstd_errors.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -195,9 +196,8 @@ class ZstdStream final : public ArchiveStream {
   Status Start(std::span<const std::byte> head) {
     z_ = ZSTD_createDStream();
     if (z_ == nullptr) return OutOfMemoryError("zstd found no memory");
-    window_log_ = std::max(WindowLog(head), kUsualWindowLog);
-    const std::size_t code =
-        ZSTD_DCtx_setParameter(z_, ZSTD_d_windowLogMax, std::min(window_log_, kLargestWindowLog));
+    window_log_ = std::clamp(WindowLog(head), kUsualWindowLog, kLargestWindowLog);
+    const std::size_t code = ZSTD_DCtx_setParameter(z_, ZSTD_d_windowLogMax, window_log_);
     if (ZSTD_isError(code)) return InternalError(std::string("zstd: ") + ZSTD_getErrorName(code));
     return OkStatus();
   }
@@ -231,14 +231,25 @@ class ZstdStream final : public ArchiveStream {
   }
 
  private:
-  // The window descriptor of RFC 8878, 3.1.1.1.2; 0 when there is none (a single segment's window
-  // is its content, which the decoder writes without a second copy only when it fits).
+  // Of the first frame with data (RFC 8878, 3.1.1.1): its window descriptor's, or that of its
+  // content, which is the window of a single segment. 0: `head` does not say.
   static int WindowLog(std::span<const std::byte> head) {
-    if (head.size() < 6 || head[0] != std::byte{0x28}) return 0;
+    constexpr std::size_t kSkippableHead = 8;  // Magic number and length of the rest.
+    while (head.size() >= kSkippableHead && head[0] != std::byte{0x28}) {
+      std::uint32_t rest;
+      std::memcpy(&rest, head.data() + 4, sizeof rest);
+      if (rest > head.size() - kSkippableHead) return 0;
+      head = head.subspan(kSkippableHead + rest);
+    }
+    if (head.size() < 6) return 0;
     const unsigned descriptor = std::to_integer<unsigned>(head[4]);
-    if ((descriptor & 0x20) != 0) return 0;
-    const unsigned window = std::to_integer<unsigned>(head[5]);
-    return static_cast<int>((window >> 3) + 10 + ((window & 7) != 0 ? 1 : 0));
+    if ((descriptor & 0x20) == 0) {
+      const unsigned window = std::to_integer<unsigned>(head[5]);
+      return static_cast<int>((window >> 3) + 10 + ((window & 7) != 0 ? 1 : 0));
+    }
+    const unsigned long long content = ZSTD_getFrameContentSize(head.data(), head.size());
+    if (content == ZSTD_CONTENTSIZE_ERROR || content == ZSTD_CONTENTSIZE_UNKNOWN) return 0;
+    return content <= 1 ? 0 : std::bit_width(content - 1);
   }
 
   ZSTD_DStream* z_ = nullptr;

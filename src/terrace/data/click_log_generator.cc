@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "terrace/base/ids.h"
 #include "terrace/base/rng.h"
@@ -299,10 +302,11 @@ void ClickLogGenerator::MakeRow(std::uint64_t row, ClickLogRow* out) const {
 }
 
 std::string ClickLogGenerator::IdentityText() const {
-  std::string text = "seed " + std::to_string(spec_.seed) + "; cardinality " +
-                     std::to_string(spec_.cardinality) + "; zipf " + std::to_string(spec_.zipf) +
-                     "; categorical_slots " + std::to_string(spec_.categorical_slots);
-  return text;
+  // Six decimals, as ever, where they are all of it.
+  std::string zipf = fmt::format("{:.6f}", spec_.zipf);
+  if (std::stod(zipf) != spec_.zipf) zipf = fmt::format("{}", spec_.zipf);
+  return fmt::format("seed {}; cardinality {}; zipf {}; categorical_slots {}", spec_.seed,
+                     spec_.cardinality, zipf, spec_.categorical_slots);
 }
 
 Status RunOracle(const ClickLogSpec& spec, std::uint64_t first_row, std::uint64_t rows,

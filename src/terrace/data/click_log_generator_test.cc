@@ -310,6 +310,20 @@ TEST(ClickLogGeneratorTest, WriterReportsItsOracleAndStopsClean) {
   EXPECT_THAT(full.message(), HasSubstr("writing /d/other.tsv"));
 }
 
+// The text tells any two logs apart, and is what older runs have of the usual ones.
+TEST(ClickLogGeneratorTest, IdentityTellsEveryDigitOfZipf) {
+  const auto text = [](double zipf) {
+    ClickLogSpec spec;
+    spec.zipf = zipf;
+    return (*ClickLogGenerator::Create(spec))->IdentityText();
+  };
+  EXPECT_THAT(text(1.05), HasSubstr("; zipf 1.050000; "));
+  EXPECT_THAT(text(0), HasSubstr("; zipf 0.000000; "));
+  EXPECT_THAT(text(1.0500004), HasSubstr("; zipf 1.0500004; "));
+  EXPECT_NE(text(1e-7), text(0));
+  EXPECT_NE(text(std::nextafter(1.05, 2)), text(1.05));
+}
+
 TEST(ClickLogGeneratorTest, LimitsAreNamed) {
   ClickLogSpec spec;
   spec.cardinality = 0;

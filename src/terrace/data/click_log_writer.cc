@@ -91,8 +91,7 @@ Status WriteClickLog(FileSystem* fs, const ClickLogSpec& spec, std::uint64_t row
     return status.WithContext("writing " + path +
                               (removed.ok() ? "" : " (" + partial + " is left)"));
   }
-  const std::size_t slash = path.rfind('/');
-  return fs->SyncDirectory(slash == std::string::npos ? "." : path.substr(0, slash + 1));
+  return fs->SyncDirectory(FolderOf(path));
 }
 
 }  // namespace terrace

@@ -234,6 +234,11 @@ TEST_F(OddInputTest, GlobsAndPaths) {
   EXPECT_THAT(expand({"/logs/d1/.h*"}), ElementsAre("/logs/d1/.hidden.tsv"));
   EXPECT_THAT(expand({"/logs/*.csv"})[0], AllOf(HasSubstr("not found"), HasSubstr("/logs/*.csv")));
   EXPECT_THAT(expand({"/nowhere/*/a"})[0], HasSubstr("no file matches"));
+  // What the pattern supposes to be a folder may be a file, in one place or in all.
+  PutFile(&fs_, "/other/a/sub/x.tsv", Lines(0, 1));
+  PutFile(&fs_, "/other/b/sub", Lines(0, 1));
+  EXPECT_THAT(expand({"/other/*/sub/*.tsv"}), ElementsAre("/other/a/sub/x.tsv"));
+  EXPECT_THAT(expand({"/other/b/sub/*.tsv"})[0], HasSubstr("no file matches"));
   EXPECT_THAT(expand({"/logs/none.tsv"})[0], HasSubstr("no such file"));
   EXPECT_THAT(expand({"/logs/d1"})[0], HasSubstr("is a folder"));
   EXPECT_THAT(expand({})[0], HasSubstr("no input files"));
@@ -241,6 +246,11 @@ TEST_F(OddInputTest, GlobsAndPaths) {
 
 TEST(FileList, LinksAreFollowedAndDevicesRefused) {
   const TemporaryFolder folder;
+  folder.Write("plain.tsv", Lines(0, 1));
+  EXPECT_THAT(ExpandFiles(FileSystem::Posix(), {(folder.path() / "plain.tsv/*.tsv").string()})
+                  .status()
+                  .ToString(),
+              HasSubstr("no file matches"));
   folder.Write("store/d1/a.tsv", Lines(0, 1));
   folder.Write("store/b.tsv", Lines(0, 1));
   const std::filesystem::path logs = folder.path() / "logs";

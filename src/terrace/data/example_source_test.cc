@@ -145,6 +145,29 @@ TEST(ExampleSourceTest, TextGzipAndZstdGiveTheSameExamples) {
   }
 }
 
+// As zstd makes them with --long or --ultra: a frame whose window is its whole content, of more
+// than the usual eight MiB, also behind frames that are to be skipped.
+TEST(ExampleSourceTest, AWindowMayBeTheWholeContent) {
+  MemoryFileSystem fs;
+  std::string text;
+  while (text.size() < (std::size_t{9} << 20)) text += Lines(0, 3000);
+  const std::string archive = Zstd(text, /*window_log=*/24);
+  ASSERT_NE(archive[4] & 0x20, 0) << "a single segment";
+  std::string skipped("\x53\x2a\x4d\x18\x05\0\0\0abcde", 13);
+  PutFile(&fs, "/whole.zst", archive);
+  PutFile(&fs, "/behind.zst", skipped + skipped + archive);
+  PutFile(&fs, "/plain", text);
+  const Stream plain = ReadAll(&fs, Options({"/plain"}));
+  for (const char* const path : {"/whole.zst", "/behind.zst"}) {
+    auto source = OpenSource(&fs, Options({path}));
+    ASSERT_TRUE(source.ok()) << source.status().ToString();
+    EXPECT_GE((*source)->MemoryBytes(), std::uint64_t{16} << 20);
+    const Stream other = ReadAll(&fs, Options({path}));
+    EXPECT_TRUE(other.status.ok()) << path << other.status.ToString();
+    EXPECT_TRUE(other.examples == plain.examples) << path;
+  }
+}
+
 TEST(ExampleSourceTest, TruncatedArchiveIsCorruptionWithFileAndByte) {
   MemoryFileSystem fs;
   // Larger than what opening looks at, so that the run finds it.

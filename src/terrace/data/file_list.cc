@@ -52,12 +52,14 @@ Status Match(FileSystem* fs, const std::string& folder, const std::vector<std::s
   const bool last = at + 1 == parts.size();
   if (!IsGlob(parts[at]) && !last)
     return Match(fs, Extend(folder, parts[at]), parts, at + 1, files);
-  Result<std::vector<FileInfo>> listed = fs->List(folder.empty() ? "." : folder);
-  if (!listed.ok()) {
-    // A folder that another part of the pattern supposed; no match there.
-    if (listed.status().code() == StatusCode::kNotFound) return OkStatus();
-    return listed.status();
-  }
+  // No match where another part of the pattern supposed a folder.
+  const std::string there = folder.empty() ? "." : folder;
+  const Result<FileInfo> supposed = fs->Stat(there);
+  if (supposed.status().code() == StatusCode::kNotFound) return OkStatus();
+  if (supposed.ok() && !supposed->is_directory) return OkStatus();
+  Result<std::vector<FileInfo>> listed = fs->List(there);
+  if (listed.status().code() == StatusCode::kNotFound) return OkStatus();
+  TERRACE_RETURN_IF_ERROR(listed.status());
   for (const FileInfo& info : *listed) {
     // As in a shell, a leading dot is matched only by a dot.
     if (fnmatch(parts[at].c_str(), info.name.c_str(), FNM_PERIOD) != 0) continue;
@@ -85,7 +87,7 @@ Result<std::vector<InputFile>> ExpandFiles(FileSystem* fs,
   std::vector<InputFile> files;
   for (const std::string& pattern : patterns) {
     const Result<FileInfo> info = fs->Stat(pattern);
-    if (info.status().code() != StatusCode::kNotFound || !IsGlob(pattern)) {
+    if (info.ok() || !IsGlob(pattern)) {
       TERRACE_ASSIGN_OR_RETURN(InputFile file, InputOf(pattern, info));
       files.push_back(std::move(file));
       continue;

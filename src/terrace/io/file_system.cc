@@ -8,12 +8,6 @@
 namespace terrace {
 namespace {
 
-std::string FolderOf(const std::string& path) {
-  std::size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
 Status WriteTemporary(FileSystem* fs, const std::string& path, std::span<const std::byte> data) {
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs->Open(path, OpenMode::kCreate));
   TERRACE_RETURN_IF_ERROR(file->WriteAt(0, data));
@@ -80,6 +74,12 @@ Status RemoveTree(FileSystem* fs, const std::string& path) {
     TERRACE_RETURN_IF_ERROR(entry.is_directory ? RemoveTree(fs, child) : fs->Remove(child));
   }
   return fs->RemoveDirectory(path);
+}
+
+std::string FolderOf(const std::string& path) {
+  std::size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
 }
 
 std::string JoinPath(std::string_view folder, std::string_view name) {

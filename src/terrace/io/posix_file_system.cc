@@ -257,4 +257,11 @@ FileSystem* FileSystem::Posix() {
   return &file_system;
 }
 
+void OccupyStandardStreams() {
+  for (int stream = 0; stream <= 2; ++stream) {
+    if (fcntl(stream, F_GETFD) != -1 || errno != EBADF) continue;
+    (void)open("/dev/null", stream == 0 ? O_WRONLY : O_RDONLY);  // The lowest free number.
+  }
+}
+
 }  // namespace terrace

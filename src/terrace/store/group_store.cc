@@ -83,6 +83,12 @@ Result<std::unique_ptr<Store>> GroupStore::Create(FileSystem* fs, Clock* clock, 
   return std::unique_ptr<Store>(std::move(store));
 }
 
+std::uint64_t GroupStore::LeastBufferBytes(std::uint64_t inner, std::uint32_t block_bytes) {
+  // The inner store's three buffers and one of a record, beside those of blocks (BufferBytes).
+  const std::uint64_t fixed = 3 * inner + SectionCursor::LeastBuffer(BlockDiskBytes(block_bytes));
+  return fixed * 7 / 12 + 1;
+}
+
 Result<std::unique_ptr<Store>> GroupStore::Open(FileSystem* fs, Clock* clock, DiskQuota* quota,
                                                 const StoreOptions& options, const Manifest& named,
                                                 const ManifestReference& manifest,

@@ -34,6 +34,8 @@ class GroupStore final : public Store {
  public:
   static Result<std::unique_ptr<Store>> Create(FileSystem* fs, Clock* clock, DiskQuota* quota,
                                                const StoreOptions& options);
+  // See Store::LeastBufferBytes. inner: of the store of its blocks.
+  static std::uint64_t LeastBufferBytes(std::uint64_t inner, std::uint32_t block_bytes);
   static Result<std::unique_ptr<Store>> Open(FileSystem* fs, Clock* clock, DiskQuota* quota,
                                              const StoreOptions& options, const Manifest& named,
                                              const ManifestReference& manifest,

@@ -243,7 +243,7 @@ Result<std::vector<UnknownRecords>> FindUnknown(const KeyTable& table,
 // Whether there are records or keys of another file. As the check of a record has the number of its
 // file in it, that tells two of them: of damaged ones it would be as many numbers. Two entries tell
 // that could be some file's and say another key and another age than the whole record does whose
-// they are: damage changes one of the two, or makes of both what no file has.
+// they are: damage changes one of the two, or whose they are, or makes of both what no file has.
 bool HasPartsOfAnother(File* disk, const RecordLayout& layout, const Manifest::File& file,
                        const KeyTable& table, std::uint64_t most_sequence, ScrubBuffers* buffers) {
   Findings nowhere(nullptr, "");
@@ -261,11 +261,19 @@ bool HasPartsOfAnother(File* disk, const RecordLayout& layout, const Manifest::F
     of_rows[row] =
         whole[row] ? std::pair(head.key, head.version) : std::pair(head.check ^ sum, sum);
   }
-  int strange = 0;
-  for (std::uint32_t i = 0; i < table.size(); ++i) {
+  const auto is_here = [&](Key key, std::uint64_t version) {
+    for (std::uint64_t row = 0; row < file.rows; ++row) {
+      if (whole[row] && of_rows[row] == std::pair(key, version)) return true;
+    }
+    return false;
+  };
+  constexpr int kMostSought = 1000;  // Each of which is looked for among all records.
+  int strange = 0, sought = 0;
+  for (std::uint32_t i = 0; i < table.size() && strange < 2; ++i) {
     const std::uint64_t row = table.row(i), version = table.record_version(i);
     if (row >= file.rows || !whole[row] || !IsPossible(version, most_sequence)) continue;
-    strange += of_rows[row].first != table.key(i) && of_rows[row].second != version ? 1 : 0;
+    if (of_rows[row].first == table.key(i) || of_rows[row].second == version) continue;
+    strange += ++sought <= kMostSought && is_here(table.key(i), version) ? 0 : 1;
   }
   if (strange > 1) return true;
   std::uint64_t others = 0;

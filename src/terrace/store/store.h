@@ -263,6 +263,9 @@ class Store {
   // and of two that are rewritten, what sorts them (32 bytes each), where rows were (8), and what
   // is known of them.
   static constexpr std::uint64_t kFileRowBytes = 3 * 32 + 2 * 8 + 8;
+  // Of StoreOptions::io_buffer_bytes, what such a store takes in any case: its records have to fit.
+  static std::uint64_t LeastBufferBytes(IndexKind index, std::uint32_t row_bytes,
+                                        const GroupShape& shape);
   // Whether rows of this length can have one.
   static bool HasGroupIndex(std::uint32_t row_bytes);
   // kInvalidArgument: they can't, or not in such blocks; the message says what would do.

@@ -60,6 +60,14 @@ std::uint64_t Store::FileRows(IndexKind index, std::uint32_t row_bytes, const Gr
   return std::clamp<std::uint64_t>(file_bytes / record_bytes, 1, kMaxRowsPerFile);
 }
 
+std::uint64_t Store::LeastBufferBytes(IndexKind index, std::uint32_t row_bytes,
+                                      const GroupShape& shape) {
+  const RecordLayout layout =
+      RecordLayout::Of("", 0, RecordRowBytes(index, row_bytes, shape.block_bytes));
+  const std::uint64_t least = kReadParts * SectionCursor::LeastBuffer(layout.record_bytes);
+  return index == IndexKind::kKey ? least : GroupStore::LeastBufferBytes(least, layout.row_bytes);
+}
+
 Result<std::unique_ptr<Store>> Store::Create(FileSystem* fs, Clock* clock, DiskQuota* quota,
                                              const StoreOptions& options) {
   TERRACE_CHECK(quota != nullptr && !options.read_only);

@@ -98,7 +98,9 @@ class LossFinder {
     std::sort(suspects_.begin(), suspects_.end(), [](const Suspect& a, const Suspect& b) {
       if (a.hash != b.hash) return a.hash < b.hash;
       const std::uint64_t x = SequenceOf(a.version), y = SequenceOf(b.version);
-      return x != y ? x < y : a.file_id < b.file_id;
+      if (x != y) return x < y;
+      // Of two copies a whole one counts.
+      return a.whole != b.whole ? b.whole : a.file_id < b.file_id;
     });
     for (std::size_t begin = 0, end = 0; begin < suspects_.size(); begin = end) {
       std::uint64_t most_sequence = 0;

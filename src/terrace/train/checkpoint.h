@@ -153,8 +153,8 @@ struct HeldCheckpoint {
 // there is none yet.
 Result<HeldCheckpoint> HoldNewestCheckpoint(RunFolder* run);
 
-// Version 4 has the checksum of the metrics, as all that are made anew; 3 has a store by group, 2
-// names admission filters, 1 has none of these.
+// Version 5 has a store of larger blocks than the least ones, 4 the checksum of the metrics, as all
+// that are made anew; 3 has a store by group, 2 names admission filters, 1 has none of these.
 inline constexpr std::uint32_t kCheckpointVersion = 5;
 std::uint32_t CheckpointVersionOf(const Checkpoint& checkpoint);
 // In the folder "checkpoints" of a run.

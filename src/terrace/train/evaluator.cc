@@ -253,6 +253,7 @@ Result<SourceStats> PredictRun(FileSystem* fs, const std::string& run,
     const Status left = fs->Remove(temporary);
     return left.ok() ? status : status.WithContext(temporary + " is left");
   }
+  TERRACE_RETURN_IF_ERROR(fs->SyncDirectory(FolderOf(output)));
   return loaded->source()->stats();
 }
 

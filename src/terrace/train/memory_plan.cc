@@ -113,7 +113,8 @@ MemoryPlan FixedPart(const MemoryPlanInput& input) {
       plan.resident_bytes + plan.slack_bytes + plan.transient_bytes + plan.filter_bytes;
   const std::uint64_t rest = input.budget_bytes > before ? input.budget_bytes - before : 0;
   const std::uint64_t io = rest / 8 / (3 * std::uint64_t{input.stores});
-  plan.io_buffer_bytes = std::clamp<std::uint64_t>(io, kMiB / 4, 8 * kMiB) / 4096 * 4096;
+  plan.io_buffer_bytes = std::max(std::clamp<std::uint64_t>(io, kMiB / 4, 8 * kMiB) / 4096 * 4096,
+                                  (input.least_io_buffer_bytes + 4095) / 4096 * 4096);
   std::uint64_t source_bytes = input.source_bytes + input.validation_source_bytes;
   if (input.most_read_ahead_bytes > 0) {
     source_bytes +=
@@ -223,6 +224,11 @@ MemoryPlanInput MakeMemoryPlanInput(const Job& job, const ModelPlan& plan,
   }
   input.row_bytes = row_bytes / std::max<std::uint64_t>(1, slots);
   input.index_bytes = FirstIndexBytes(job, plan);
+  for (const TablePlan& table : plan.tables) {
+    input.least_io_buffer_bytes = std::max(
+        input.least_io_buffer_bytes,
+        Store::LeastBufferBytes(IndexOf(job, plan, table), table.schema.row_bytes(), table.group));
+  }
   input.source_bytes = source_bytes;
   return input;
 }

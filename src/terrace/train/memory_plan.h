@@ -25,6 +25,8 @@ struct MemoryPlanInput {
   std::uint32_t sets = 1;               // Working sets alive at a time.
   std::uint32_t batches_ahead = 0;      // Batches besides those of the sets.
   std::uint64_t least_cache_bytes = 0;  // Of all tables: LeastCacheBytes.
+  // Of each store and use, for the longest records: Store::LeastBufferBytes.
+  std::uint64_t least_io_buffer_bytes = 0;
   std::uint64_t dense_state_bytes = 0;  // A copy of it is made for a checkpoint.
   std::uint64_t index_bytes = 0;        // Of the stores now; more after a resume.
   std::uint64_t index_room_bytes = 0;   // That it must be able to grow by; a reader's does not.

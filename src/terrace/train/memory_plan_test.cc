@@ -198,6 +198,26 @@ TEST(IndexPlan, RoomForRowsBeyondThoseOfAMiniBatch) {
             kIndexRoomRows * kKeyIndexBytes + 6 * kMiB);
 }
 
+// Records that are longer than the budget's buffers get the room that they take.
+TEST(PlanMemory, LongRecordsHaveTheirBuffers) {
+  for (const std::uint32_t block : {0u, 64u << 10, 256u << 10}) {
+    MemoryPlanInput input;
+    input.budget_bytes = 1024 * kMiB;
+    input.stores = 16;
+    input.slots = 26;
+    input.batch = input.minibatch = 256;
+    input.row_bytes = 200;
+    const GroupShape shape{block, 10};
+    input.least_io_buffer_bytes = Store::LeastBufferBytes(IndexKind::kGroup, 100, shape);
+    const Result<MemoryPlan> plan = PlanMemory(input);
+    ASSERT_TRUE(plan.ok()) << plan.status().ToString();
+    EXPECT_GE(plan->io_buffer_bytes, input.least_io_buffer_bytes);
+    EXPECT_GE(plan->io_bytes, 3 * 16 * plan->io_buffer_bytes);
+    // Three buffers of eight records, three of four, and one.
+    EXPECT_GE(3 * plan->io_buffer_bytes, std::uint64_t{37} * block);
+  }
+}
+
 TEST(IndexPlan, BytesOfAKey) {
   constexpr std::uint64_t kKeys = 1'000'000'000;
   EXPECT_EQ(IndexBytes(IndexKind::kKey, 128, {}, kKeys), 8 * kKeys);

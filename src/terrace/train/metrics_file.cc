@@ -42,7 +42,7 @@ Result<std::unique_ptr<MetricsFile>> MetricsFile::Open(FileSystem* fs, DiskQuota
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs->Open(path, OpenMode::kAppend));
   TERRACE_ASSIGN_OR_RETURN(const std::uint64_t size, file->Size());
   // Its name, before a checkpoint counts its bytes.
-  if (size == 0) TERRACE_RETURN_IF_ERROR(fs->SyncDirectory(path.substr(0, path.rfind('/'))));
+  if (bytes == 0) TERRACE_RETURN_IF_ERROR(fs->SyncDirectory(FolderOf(path)));
   if (size < bytes) {
     return CorruptionError(fmt::format(
         "'{}' has {} bytes, but the checkpoint counts {}: the file was cut or replaced. "

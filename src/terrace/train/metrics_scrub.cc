@@ -159,7 +159,7 @@ Status MendMetrics(FileSystem* fs, const std::string& path, std::uint64_t bytes,
   TERRACE_RETURN_IF_ERROR(copy_to(bytes));
   TERRACE_RETURN_IF_ERROR(to->Sync());
   TERRACE_RETURN_IF_ERROR(fs->Rename(temporary, path));
-  return fs->SyncDirectory(path.substr(0, path.rfind('/')));
+  return fs->SyncDirectory(FolderOf(path));
 }
 
 }  // namespace terrace

@@ -79,9 +79,10 @@ Result<TablePlan> PlanTable(const Job& job, const PlannedTable& planned,
       RowSchema::Create(planned.name, segments, planned.job->admission, planned.job->expiry);
   if (!schema.ok()) return schema.status().WithContext("table " + planned.name);
   const GroupShape& group = planned.job->group;
+  const IndexChoice index = planned.job->index;
   // With auto, rows that are too long have the other index.
-  if (planned.job->index == IndexChoice::kGroup ||
-      (group.block_bytes > 0 && Store::HasGroupIndex(schema->row_bytes()))) {
+  if (index == IndexChoice::kGroup || (index == IndexChoice::kAuto && group.block_bytes > 0 &&
+                                       Store::HasGroupIndex(schema->row_bytes()))) {
     const Status status = Store::CheckGroups(schema->row_bytes(), group);
     if (!status.ok()) return status.WithContext("table " + planned.name);
   }

@@ -76,6 +76,22 @@ TEST(ModelPlan, RefusesWhatTheDataDoesNotHave) {
             "tables.ads: no slot uses this table; give it one under slots, or take it out");
 }
 
+TEST(ModelPlan, BlocksAreOfTablesWithAnIndexByGroup) {
+  const auto plan = [](const std::string& index) {
+    Result<Job> job = Parse(std::string(kSmallJob) +
+                            "table: {dim: 8, index: group, group_block: 4KiB, expected_keys: 9}\n"
+                            "tables: {long: {dim: 1024, index: " +
+                            index + "}}\nslots: {C1: {table: long}}\n");
+    return job.ok() ? MakeModelPlan(*job, ThreeSlots()).status() : job.status();
+  };
+  const Status group = plan("group");
+  EXPECT_EQ(group.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(group.message(), testing::HasSubstr("table long: blocks of 4KiB are too short"));
+  EXPECT_EQ(plan("auto").ToString(), group.ToString());
+  const Status key = plan("key");
+  EXPECT_TRUE(key.ok()) << key.ToString();
+}
+
 TEST(SchemaText, GivesTheFieldsBack) {
   Result<Job> job = Parse(std::string(kSmallJob) +
                           "table: {optimizer: {type: adam}}\n"

@@ -15,8 +15,6 @@ namespace {
 // Where nothing says otherwise: past the page cache, to what the disk holds.
 constexpr bool kDirectByDefault = true;
 
-std::string FolderOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
-
 bool IsDamage(const Status& status) {
   return status.code() == StatusCode::kCorruption || status.code() == StatusCode::kNotFound;
 }

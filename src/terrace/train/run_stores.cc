@@ -50,6 +50,11 @@ std::vector<RunStores::Entry> RunStores::MakeEntries(const Job& job, const Model
       const auto shards = static_cast<std::uint64_t>(job.ssd.shards);
       entry.expected_rows = (plan.tables[t].expected_keys + shards - 1) / shards;
       entry.group = plan.tables[t].group;
+      // What it is anyhow needs no name in a checkpoint.
+      if (entry.index == IndexKind::kGroup &&
+          entry.group.block_bytes == GroupLayout::LeastBlock(entry.row_bytes)) {
+        entry.group.block_bytes = 0;
+      }
       entries.push_back(std::move(entry));
     }
   }
@@ -179,7 +184,7 @@ Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock,
                       "must stay as they were",
                       checkpoint.id, checkpoint.stores.size(), stores->stores_.size()));
     }
-    TERRACE_RETURN_IF_ERROR(CheckIndex(plan.tables[entry.table], *manifest));
+    TERRACE_RETURN_IF_ERROR(CheckIndex(plan.tables[entry.table], *manifest, options));
     entry.index = manifest->index;
     entry.group.block_bytes = manifest->block_bytes;
     entry.directory = run->ResolveDirectory(manifest->directory);
@@ -308,7 +313,8 @@ std::uint64_t RunStores::MostWriteBytes(std::size_t table, std::uint64_t rows,
   return terrace::MostWriteBytes(this->table(table), rows, in_order, writes);
 }
 
-Status RunStores::CheckIndex(const TablePlan& table, const Checkpoint::StoreManifest& manifest) {
+Status RunStores::CheckIndex(const TablePlan& table, const Checkpoint::StoreManifest& manifest,
+                             const Options& options) {
   const bool by_group = manifest.index == IndexKind::kGroup;
   if (table.index != IndexChoice::kAuto && (table.index == IndexChoice::kGroup) != by_group) {
     return InvalidArgumentError(
@@ -316,9 +322,19 @@ Status RunStores::CheckIndex(const TablePlan& table, const Checkpoint::StoreMani
                     "table.index to {1} or auto, or make a new run",
                     manifest.table, by_group ? "group" : "key"));
   }
-  if (!by_group || table.group.block_bytes == 0) return OkStatus();
+  if (!by_group) return OkStatus();
   const std::uint32_t had = BlockDiskBytes(manifest.record_layout().row_bytes);
   if (table.group.block_bytes == had) return OkStatus();
+  if (table.group.block_bytes == 0) {
+    // Of other blocks than were planned for.
+    const std::uint64_t least =
+        Store::LeastBufferBytes(IndexKind::kGroup, manifest.row_bytes, {had, 0});
+    if (options.read_only || options.io_buffer_bytes >= least) return OkStatus();
+    return InvalidArgumentError(
+        fmt::format("table '{0}' has blocks of {1}KiB, whose buffers take more memory than was "
+                    "planned for: set table.group_block to {1}KiB",
+                    manifest.table, had >> 10));
+  }
   return InvalidArgumentError(
       fmt::format("table '{0}' has blocks of {1}KiB, which is fixed for the life of a run: set "
                   "table.group_block to {1}KiB or auto, or make a new run",

@@ -105,7 +105,8 @@ class RunStores {
   StoreOptions MakeOptions(const Job& job, const Options& options, const Entry& entry);
   int Openers(const Options& options) const;  // Stores that are opened at a time.
   // Whether the job asks for the index that the checkpoint's store has.
-  static Status CheckIndex(const TablePlan& table, const Checkpoint::StoreManifest& manifest);
+  static Status CheckIndex(const TablePlan& table, const Checkpoint::StoreManifest& manifest,
+                           const Options& options);
   // Finds what reads cost on each disk, where the job wants to know. A reader writes nothing.
   Status FindDisks(FileSystem* fs, Clock* clock, const Job& job, const Options& options);
   // What the job's compaction may let the run hold.

@@ -1,7 +1,6 @@
 #include "terrace/train/training_run.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -10,7 +9,6 @@
 #include "terrace/base/log.h"
 #include "terrace/base/sync_point.h"
 #include "terrace/base/units.h"
-#include "terrace/train/index_plan.h"
 
 namespace terrace {
 namespace {
@@ -296,79 +294,6 @@ Status TrainingRun::WriteAheadOfEnd() {
   }
   return OkStatus();
 }
-
-void TrainingRun::ExpectRows() const {
-  const std::uint64_t planned = planned_index_bytes_.load(std::memory_order_relaxed);
-  const std::uint64_t taken = stores_->index_bytes() + IndexStep() / 4;
-  const std::uint64_t room = planned > taken ? planned - taken : 0;
-  std::vector<std::uint64_t> rows;
-  for (const RowCache* cache : cache_pointers_) rows.push_back(cache->stats().unstored_rows);
-  const std::uint64_t all = std::accumulate(rows.begin(), rows.end(), std::uint64_t{0});
-  if (all > room / kKeyIndexBytes) return;
-  for (std::size_t t = 0; t < rows.size(); ++t) {
-    const std::vector<Store*> shards = stores_->table(t);
-    for (Store* store : shards) store->ExpectRows(rows[t] / shards.size());
-  }
-}
-
-std::uint64_t TrainingRun::ComingIndexBytes() const {
-  std::uint64_t rows = 0;
-  for (std::size_t t = 0; t < caches_.size(); ++t) {
-    // By group few of them are new blocks.
-    if (!stores_->table(t).front()->in_blocks()) rows += caches_[t]->stats().unstored_rows;
-  }
-  return stores_->index_bytes() + rows * kKeyIndexBytes;
-}
-
-std::vector<std::uint64_t> TrainingRun::LeastCaches() const {
-  std::vector<std::uint64_t> least = LeastTableBytes(job_, *plan_);
-  for (std::size_t t = 0; t < caches_.size(); ++t) {
-    const std::uint64_t rows = job_.training.minibatch * plan_->tables[t].slots.size();
-    least[t] = std::max(least[t], caches_[t]->LeastCapacity(rows));
-  }
-  return least;
-}
-
-Result<bool> TrainingRun::GiveWayToIndex() {
-  // In few steps, each ahead of the growth: a cache that shrinks waits for all pinned rows to
-  // leave. A checkpoint stores all rows that no store has yet.
-  const std::uint64_t step = IndexStep();
-  const std::uint64_t index_bytes = ComingIndexBytes();
-  if (index_bytes + step / 4 < planned_index_bytes_.load(std::memory_order_relaxed)) return false;
-  const std::vector<std::uint64_t> least_caches = LeastCaches();
-  const std::uint64_t least =
-      std::accumulate(least_caches.begin(), least_caches.end(), std::uint64_t{0});
-  if (index_bytes + least > memory_.rows_bytes) {
-    const std::uint64_t needed = BudgetForRows(memory_input_, 2 * index_bytes + least);
-    MutexLock lock(&stop_mu_);
-    if (stop_after_checkpoint_.ok()) {
-      stop_after_checkpoint_ =
-          OutOfMemoryError(fmt::format("the index of the rows on disk has grown to {} and the "
-                                       "cache can give way no more. The run has stopped after a "
-                                       "checkpoint: go on with --resume --set memory.budget={}MiB, "
-                                       "which is enough for twice the rows",
-                                       FormatBytes(index_bytes), (needed + kMiB - 1) / kMiB));
-    }
-    return false;
-  }
-  const std::uint64_t planned = std::min(index_bytes + step, memory_.rows_bytes - least);
-  planned_index_bytes_.store(planned, std::memory_order_relaxed);
-  const std::vector<std::uint64_t> bytes =
-      SplitCacheBytes(*plan_, least_caches, memory_.rows_bytes - planned);
-  bool drains = false;
-  for (std::size_t t = 0; t < caches_.size(); ++t) {
-    const Status status = caches_[t]->SetCapacity(bytes[t]);
-    // kOutOfMemory: pinned rows hold more for now; the cache comes down to its limit as they leave.
-    if (status.code() == StatusCode::kOutOfMemory) {
-      drains = true;
-    } else if (!status.ok()) {
-      return status;
-    }
-  }
-  return drains;
-}
-
-std::uint64_t TrainingRun::IndexStep() const { return std::max(kMiB / 4, memory_.rows_bytes / 16); }
 
 void TrainingRun::AdaptChannels() {
   // Once, after the stages have shown their times; the user's capacities stay.

@@ -37,10 +37,11 @@ std::string Gzip(std::string_view text) {
   return out;
 }
 
-std::string Zstd(std::string_view text) {
+std::string Zstd(std::string_view text, int window_log) {
   std::string out(ZSTD_compressBound(text.size()), '\0');
   ZSTD_CCtx* const context = ZSTD_createCCtx();
   EXPECT_FALSE(ZSTD_isError(ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, 1)));
+  EXPECT_FALSE(ZSTD_isError(ZSTD_CCtx_setParameter(context, ZSTD_c_windowLog, window_log)));
   const std::size_t size =
       ZSTD_compress2(context, out.data(), out.size(), text.data(), text.size());
   ZSTD_freeCCtx(context);

@@ -15,7 +15,7 @@ namespace terrace {
 
 void PutFile(FileSystem* fs, const std::string& path, std::string_view text);
 std::string Gzip(std::string_view text);
-std::string Zstd(std::string_view text);
+std::string Zstd(std::string_view text, int window_log = 0);  // 0: the usual one.
 
 // A line with these columns, without newline: label, I1..I13, C1..C26.
 std::string CriteoLine(int label, int number, char delimiter = '\t');
