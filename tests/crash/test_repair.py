@@ -200,6 +200,19 @@ def test_damaged_rows(run, log, expected, sample_seed):
     assert run.summary()["rows"] <= expected["rows"]
 
 
+def test_damaged_rows_of_a_table_that_expires(terrace, job, workspace, sample_seed):
+    """No record of a dropped row is left, which could outlive the deletion that stands against it and the row made anew."""
+    print(f"--sample-seed {sample_seed}")
+    run = harness.Run(terrace, workspace, job, **{"table.expire_every_examples": 512, "table.expire_after": 3000})
+    run.train("--test-kill-at", "checkpoint.before_publish:5").expect(-signal.SIGKILL)
+    lost, _, _ = damage_newest_rows(run, 3, sample_seed)
+    repair(run)
+    assert held_keys(run, lost) == {}
+    assert not lost & {key for shard in (0, 1) for file in run_files.row_files(run, shard) for key, _ in file.entries}
+    run.train("--resume").expect(0)
+    run.verify()
+
+
 def test_back_to_a_checkpoint_without_the_damage(run, log, expected):
     """Only the newest names the file: going back loses no row."""
     numbers = [int(name.split("-")[1]) for name in run.checkpoints()]

@@ -111,6 +111,20 @@ def test_an_index_is_for_life(terrace, workspace, logs):
     assert run.summary()["finished"]
 
 
+@pytest.mark.parametrize("left", ["table.group_block=auto", "table.index=auto"])
+def test_blocks_that_were_not_planned_for(terrace, workspace, logs, left):
+    """A job that leaves the blocks to the run, or whose budget would choose the other index, plans for less than they take."""
+    run = harness.Run(terrace, workspace, jobs.tiny([logs.criteo(2000)]),
+                      **by_group(50_000, **{"checkpoint.every_batches": 1, "table.group_block": "256KiB", "ssd.shards": 8, "memory.budget": "240MiB"}))
+    run.train("--test-kill-at", "checkpoint.before_publish:3").expect(-signal.SIGKILL)
+    refused = run.train("--resume", "--set", left).expect(2)
+    assert "has blocks of 256KiB, whose buffers take more memory than was planned for" in refused.output, refused.output
+    assert "set table.index to group and table.group_block to 256KiB" in refused.output
+    terrace("evaluate", run.path, "--data", logs.criteo(2000), log=workspace / "log").expect(0)
+    run.train("--resume").expect(0)
+    assert run.summary()["memory"]["peak_bytes"] <= run.summary()["memory"]["budget_bytes"]
+
+
 def test_rows_expire_by_group(terrace, workspace, job):
     """What rows expire is a matter of job and data; that they leave their blocks is told by the counts."""
     job = harness.merge(job, {"table.expire_every_examples": 500, "table.expire_after": 1400, "table.admit_after": 2,

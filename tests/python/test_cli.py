@@ -511,6 +511,14 @@ def test_files_do_not_take_the_place_of_closed_streams(terrace, workspace, log, 
     assert output.read_bytes() == reference.read_bytes()
 
 
+def test_predictions_are_durable_by_their_name(terrace, workspace, finished, log):
+    folder = workspace / "out"
+    folder.mkdir()
+    result = run_binary(terrace, "predict", finished.path, "--data", log, "--output", folder / "predictions",
+                        "--test-faults", f"sync_directory:1:sync_error:{folder}")
+    assert result.returncode == 1 and str(folder) in result.stderr, result
+
+
 def test_a_file_that_may_grow_no_further(terrace, workspace, finished, log):
     output = workspace / "predictions"
     done = in_shell(terrace, f"ulimit -f 8; $T predict {finished.path} --data {log} --output {output}")

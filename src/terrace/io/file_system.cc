@@ -77,9 +77,12 @@ Status RemoveTree(FileSystem* fs, const std::string& path) {
 }
 
 std::string FolderOf(const std::string& path) {
-  std::size_t slash = path.rfind('/');
+  std::size_t end = path.find_last_not_of('/');
+  if (end == std::string::npos) return path.empty() ? "." : "/";
+  std::size_t slash = path.rfind('/', end);
   if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
+  std::size_t last = path.find_last_not_of('/', slash);
+  return last == std::string::npos ? "/" : path.substr(0, last + 1);
 }
 
 std::string JoinPath(std::string_view folder, std::string_view name) {

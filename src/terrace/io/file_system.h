@@ -156,7 +156,8 @@ Status WriteFileAtomically(FileSystem* fs, const std::string& path,
 // A folder with all it holds. NotFound is fine.
 Status RemoveTree(FileSystem* fs, const std::string& path);
 std::string JoinPath(std::string_view folder, std::string_view name);
-std::string FolderOf(const std::string& path);  // "." where the path names none.
+// What `path` lies in; "." where it names no folder.
+std::string FolderOf(const std::string& path);
 // Where a standard stream is closed, the next file that is opened would take its place and get what
 // is said to people. From now on something stands there that refuses it. Before any file is opened.
 void OccupyStandardStreams();

@@ -65,15 +65,6 @@ FileInfo MakeInfo(std::string name, const struct stat& info) {
   return result;
 }
 
-std::string ParentOf(const std::string& path) {
-  std::size_t end = path.find_last_not_of('/');
-  if (end == std::string::npos) return path.empty() ? "." : "/";
-  std::size_t slash = path.rfind('/', end);
-  if (slash == std::string::npos) return ".";
-  std::size_t last = path.find_last_not_of('/', slash);
-  return last == std::string::npos ? "/" : path.substr(0, last + 1);
-}
-
 class PosixLock final : public FileLock {
  public:
   explicit PosixLock(int fd) : fd_(fd) {}
@@ -130,10 +121,10 @@ class PosixFileSystem final : public FileSystem {
   }
 
   Status MakeDirectories(const std::string& path) override {
-    if (mkdir(path.c_str(), kFolderMode) == 0) return SyncDirectory(ParentOf(path));
+    if (mkdir(path.c_str(), kFolderMode) == 0) return SyncDirectory(FolderOf(path));
     int error = errno;
     if (error == ENOENT) {
-      std::string parent = ParentOf(path);
+      std::string parent = FolderOf(path);
       if (parent == path || path.empty()) return ErrnoError(error, "making folder", path);
       TERRACE_RETURN_IF_ERROR(MakeDirectories(parent));
       if (mkdir(path.c_str(), kFolderMode) == 0) return SyncDirectory(parent);

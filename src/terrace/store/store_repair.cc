@@ -45,6 +45,10 @@ bool IsAmong(const std::vector<Key>& keys, Key key) {
   return at != keys.end() && *at == key;
 }
 
+bool IsGivenUp(const StoreLosses& losses, Key key) {
+  return IsAmong(losses.dropped, key) || IsAmong(losses.outdated, key);
+}
+
 class LossFinder {
  public:
   LossFinder(std::span<const FileScrub* const> damaged, bool rows_expire,
@@ -130,9 +134,7 @@ class LossFinder {
   std::set<std::uint64_t> OlderFiles(const StoreLosses& losses) const {
     std::set<std::uint64_t> files;
     for (const Suspect& suspect : suspects_) {
-      if (IsAmong(losses.dropped, suspect.key) || IsAmong(losses.outdated, suspect.key)) {
-        files.insert(suspect.file_id);
-      }
+      if (IsGivenUp(losses, suspect.key)) files.insert(suspect.file_id);
     }
     return files;
   }
@@ -261,10 +263,7 @@ Status CopyWhole(FileSystem* fs, const ScrubOptions& options, const FileScrub& s
                  const StoreLosses& losses, ScrubBuffers* buffers, FileRewriter* out) {
   return WalkSalvaged(fs, options, scrub, buffers, [&](const SalvagedRecord& record) -> Status {
     if (record.state == SalvagedRecord::State::kUnknown) return OkStatus();
-    if (losses.leaves_no_older &&
-        (IsAmong(losses.dropped, record.key) || IsAmong(losses.outdated, record.key))) {
-      return OkStatus();
-    }
+    if (losses.leaves_no_older && IsGivenUp(losses, record.key)) return OkStatus();
     if (record.state == SalvagedRecord::State::kWhole) {
       return out->Add(record.key, record.version, record.payload);
     }
@@ -346,15 +345,16 @@ Result<ManifestReference> RewriteStore(FileSystem* fs, const ScrubOptions& optio
                              NextFileId(fs, options.directory, manifest.next_file_id));
     SyncPoint::Hit("repair.before_rows");
     FileRewriter out(fs, options, first_id, &writing);
+    std::set<std::uint64_t> rewritten;
     for (const FileScrub* scrub : damaged) {
       TERRACE_RETURN_IF_ERROR(CopyWhole(fs, options, *scrub, losses, &walking, &out));
       TERRACE_RETURN_IF_ERROR(out.End());
+      rewritten.insert(scrub->file.id);
     }
-    std::set<std::uint64_t> older;
     for (const Manifest::File& file : losses.older_files) {
       TERRACE_RETURN_IF_ERROR(CopyOlder(fs, options, file, losses, &walking, &out));
       TERRACE_RETURN_IF_ERROR(out.End());
-      older.insert(file.id);
+      rewritten.insert(file.id);
     }
     if (!losses.leaves_no_older) {
       // Erased now: newer than whatever they are.
@@ -366,9 +366,8 @@ Result<ManifestReference> RewriteStore(FileSystem* fs, const ScrubOptions& optio
       TERRACE_RETURN_IF_ERROR(out.End());
     }
     next.next_file_id = out.next_id();
-    std::erase_if(next.files, [&](const Manifest::File& file) {
-      return FindScrub(damaged, file.id) != nullptr || older.contains(file.id);
-    });
+    std::erase_if(next.files,
+                  [&](const Manifest::File& file) { return rewritten.contains(file.id); });
     next.files.insert(next.files.end(), out.files().begin(), out.files().end());
   }
   TERRACE_RETURN_IF_ERROR(fs->SyncDirectory(options.directory));

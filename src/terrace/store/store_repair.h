@@ -41,8 +41,8 @@ std::uint64_t RewriteBytes(const ScrubOptions& options, const Manifest& manifest
 
 // Writes what is whole in the damaged files to new ones, with a deletion record for each dropped
 // row or, where rows expire, without any older record of it, and commits them with the other files
-// as manifest `id`. All of it is durable when it
-// returns; what the old manifests name stays as it is.
+// as manifest `id`. All of it is durable when it returns; what the old manifests name stays as it
+// is.
 Result<ManifestReference> RewriteStore(FileSystem* fs, const ScrubOptions& options,
                                        const Manifest& manifest,
                                        std::span<const FileScrub* const> damaged,

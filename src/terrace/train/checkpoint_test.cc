@@ -104,6 +104,17 @@ class RunFolderTest : public testing::Test {
     Replace(&fs_, "/runs/a/metrics.jsonl", "{}\n");
   }
   bool Exists(const std::string& path) { return fs_.Stat(path).ok(); }
+  // Checkpoint 12 is written as the golden file has it, and what is read back comes into `back`.
+  void ExpectGolden(const Checkpoint& checkpoint, const std::string& golden, Checkpoint* back) {
+    Result<std::unique_ptr<RunFolder>> run = Open(Mode::kNew);
+    TERRACE_ASSERT_OK(run);
+    TERRACE_ASSERT_OK((*run)->WriteCheckpoint(checkpoint));
+    EXPECT_EQ(ReadAll(FileSystem::Posix(), std::string(TERRACE_TESTDATA) + "/" + golden),
+              ReadAll(&fs_, "/runs/a/checkpoints/checkpoint-00000012"));
+    Result<Checkpoint> read = (*run)->ReadCheckpoint(12);
+    TERRACE_ASSERT_OK(read);
+    *back = std::move(*read);
+  }
 
   MemoryFileSystem fs_;
   Job job_ = SmallJob("/runs/a");
@@ -175,19 +186,14 @@ TEST_F(RunFolderTest, GoldenFilesAreReadAndWrittenTheSame) {
 }
 
 TEST_F(RunFolderTest, GoldenFilesOfGroupsAreReadAndWrittenTheSame) {
-  Result<std::unique_ptr<RunFolder>> run = Open(Mode::kNew);
-  TERRACE_ASSERT_OK(run);
   Checkpoint checkpoint = SampleCheckpoint(12);
   checkpoint.stores[1].index = IndexKind::kGroup;
-  TERRACE_ASSERT_OK((*run)->WriteCheckpoint(checkpoint));
-  EXPECT_EQ(ReadAll(FileSystem::Posix(), std::string(TERRACE_TESTDATA) + "/checkpoint_v3.golden"),
-            ReadAll(&fs_, "/runs/a/checkpoints/checkpoint-00000012"));
-  Result<Checkpoint> back = (*run)->ReadCheckpoint(12);
-  TERRACE_ASSERT_OK(back);
-  EXPECT_EQ(back->stores[0].index, IndexKind::kKey);
-  EXPECT_EQ(back->stores[1].index, IndexKind::kGroup);
-  EXPECT_EQ(back->stores[1].record_layout().row_bytes, 4072u);
-  EXPECT_TRUE(back->admission.empty());
+  Checkpoint back;
+  ASSERT_NO_FATAL_FAILURE(ExpectGolden(checkpoint, "checkpoint_v3.golden", &back));
+  EXPECT_EQ(back.stores[0].index, IndexKind::kKey);
+  EXPECT_EQ(back.stores[1].index, IndexKind::kGroup);
+  EXPECT_EQ(back.stores[1].record_layout().row_bytes, 4072u);
+  EXPECT_TRUE(back.admission.empty());
   // No table has rows of that length in groups.
   checkpoint.stores[1].row_bytes = 70'000;
   const Result<std::string> payload = EncodeCheckpoint(checkpoint);
@@ -196,18 +202,13 @@ TEST_F(RunFolderTest, GoldenFilesOfGroupsAreReadAndWrittenTheSame) {
 }
 
 TEST_F(RunFolderTest, GoldenFilesOfCheckedMetricsAreReadAndWrittenTheSame) {
-  Result<std::unique_ptr<RunFolder>> run = Open(Mode::kNew);
-  TERRACE_ASSERT_OK(run);
   Checkpoint checkpoint = SampleCheckpoint(12);
   checkpoint.stores[1].index = IndexKind::kGroup;
   checkpoint.metrics_checksum = 0x00fedcba98765432;
-  TERRACE_ASSERT_OK((*run)->WriteCheckpoint(checkpoint));
-  EXPECT_EQ(ReadAll(FileSystem::Posix(), std::string(TERRACE_TESTDATA) + "/checkpoint_v4.golden"),
-            ReadAll(&fs_, "/runs/a/checkpoints/checkpoint-00000012"));
-  Result<Checkpoint> back = (*run)->ReadCheckpoint(12);
-  TERRACE_ASSERT_OK(back);
-  EXPECT_EQ(back->metrics_checksum, checkpoint.metrics_checksum);
-  EXPECT_EQ(back->stores[1].index, IndexKind::kGroup);
+  Checkpoint back;
+  ASSERT_NO_FATAL_FAILURE(ExpectGolden(checkpoint, "checkpoint_v4.golden", &back));
+  EXPECT_EQ(back.metrics_checksum, checkpoint.metrics_checksum);
+  EXPECT_EQ(back.stores[1].index, IndexKind::kGroup);
   // Version 4 is not without it.
   std::string payload = *EncodeCheckpoint(checkpoint);
   payload.replace(payload.find("metrics_checksum"), 7, "METRICS");
@@ -215,20 +216,15 @@ TEST_F(RunFolderTest, GoldenFilesOfCheckedMetricsAreReadAndWrittenTheSame) {
 }
 
 TEST_F(RunFolderTest, GoldenFilesOfLargeBlocksAreReadAndWrittenTheSame) {
-  Result<std::unique_ptr<RunFolder>> run = Open(Mode::kNew);
-  TERRACE_ASSERT_OK(run);
   Checkpoint checkpoint = SampleCheckpoint(12);
   checkpoint.stores[1].index = IndexKind::kGroup;
   checkpoint.stores[1].block_bytes = 16 << 10;
   checkpoint.metrics_checksum = 0x00fedcba98765432;
-  TERRACE_ASSERT_OK((*run)->WriteCheckpoint(checkpoint));
-  EXPECT_EQ(ReadAll(FileSystem::Posix(), std::string(TERRACE_TESTDATA) + "/checkpoint_v5.golden"),
-            ReadAll(&fs_, "/runs/a/checkpoints/checkpoint-00000012"));
-  Result<Checkpoint> back = (*run)->ReadCheckpoint(12);
-  TERRACE_ASSERT_OK(back);
-  EXPECT_EQ(back->stores[0].block_bytes, 0u);
-  EXPECT_EQ(back->stores[1].block_bytes, 16u << 10);
-  EXPECT_EQ(back->stores[1].record_layout().row_bytes, 16360u);
+  Checkpoint back;
+  ASSERT_NO_FATAL_FAILURE(ExpectGolden(checkpoint, "checkpoint_v5.golden", &back));
+  EXPECT_EQ(back.stores[0].block_bytes, 0u);
+  EXPECT_EQ(back.stores[1].block_bytes, 16u << 10);
+  EXPECT_EQ(back.stores[1].record_layout().row_bytes, 16360u);
   // No store has such blocks.
   for (const std::uint32_t bytes : {4095u, 4097u, 260u << 10}) {
     checkpoint.stores[1].block_bytes = bytes;

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -165,6 +166,26 @@ class Builder {
     };
     key.print = [get](const Job& job, const std::string& name) {
       return std::optional<std::string>(ExactBytes(get(Mutable(job), name)));
+    };
+    return key;
+  }
+
+  // Nothing: auto. set: takes a value and says what is wrong with it.
+  using SetBytes =
+      std::function<std::string(Job*, const std::string&, std::optional<std::uint64_t>)>;
+  using GetBytes = std::function<std::optional<std::uint64_t>(const Job&, const std::string&)>;
+  JobKey& BytesOrAuto(std::string path, std::string limits, std::string example, SetBytes set,
+                      GetBytes get, std::string doc) {
+    JobKey& key = Custom(std::move(path), "size or auto", std::move(limits), std::move(doc));
+    key.set = [set, example](const JobNode& node, Job* job, const std::string& name) {
+      const bool is_scalar = node.kind == JobNode::Kind::kScalar;
+      if (is_scalar && node.scalar == "auto") return set(job, name, std::nullopt);
+      const std::optional<std::uint64_t> value = is_scalar ? ParseBytes(node.scalar) : std::nullopt;
+      return value ? set(job, name, value) : Expected("auto or a size such as " + example, node);
+    };
+    key.print = [get](const Job& job, const std::string& name) {
+      const std::optional<std::uint64_t> value = get(job, name);
+      return std::optional<std::string>(value ? ExactBytes(*value) : "auto");
     };
     return key;
   }

@@ -216,31 +216,25 @@ void AddIndex(Builder* b, const std::string& path, Get table) {
       return table(Builder::Mutable(job), name).index != IndexChoice::kKey;
     });
   };
-  JobKey& block = b->Custom(
-      path + ".group_block", "size or auto",
-      fmt::format("multiples of 4KiB up to {}", ExactBytes(GroupShape::kMostBlockBytes)),
+  const std::string legal =
+      fmt::format("multiples of 4KiB up to {}", ExactBytes(GroupShape::kMostBlockBytes));
+  by_group(b->BytesOrAuto(
+      path + ".group_block", legal, "16KiB",
+      [table, legal](Job* job, const std::string& name, std::optional<std::uint64_t> bytes) {
+        const std::uint64_t block = bytes.value_or(0);
+        if (bytes && (block == 0 || block % 4096 != 0 || block > GroupShape::kMostBlockBytes)) {
+          return fmt::format("is {}; legal: auto or {}", ExactBytes(block), legal);
+        }
+        table(*job, name).group.block_bytes = static_cast<std::uint32_t>(block);
+        return std::string();
+      },
+      [table](const Job& job, const std::string& name) {
+        const std::uint32_t block = table(Builder::Mutable(job), name).group.block_bytes;
+        return block == 0 ? std::nullopt : std::optional<std::uint64_t>(block);
+      },
       "Of an index by group: what the rows of a group take on disk. Larger blocks take less memory "
       "a key and more bytes a read and a write. Fixed for the life of a run. auto: the least that "
-      "four rows fit in, and in a run that goes on what it has.");
-  block.set = [table](const JobNode& node, Job* job, const std::string& name) -> std::string {
-    std::uint32_t& bytes = table(*job, name).group.block_bytes;
-    const bool is_scalar = node.kind == JobNode::Kind::kScalar;
-    bytes = 0;
-    if (is_scalar && node.scalar == "auto") return "";
-    const std::optional<std::uint64_t> value = is_scalar ? ParseBytes(node.scalar) : std::nullopt;
-    if (!value) return Expected("auto or a size such as 16KiB", node);
-    if (*value == 0 || *value % 4096 != 0 || *value > GroupShape::kMostBlockBytes) {
-      return fmt::format("is {}; legal: auto or a multiple of 4KiB up to {}", ExactBytes(*value),
-                         ExactBytes(GroupShape::kMostBlockBytes));
-    }
-    bytes = static_cast<std::uint32_t>(*value);
-    return "";
-  };
-  block.print = [table](const Job& job, const std::string& name) {
-    const std::uint32_t bytes = table(Builder::Mutable(job), name).group.block_bytes;
-    return std::optional<std::string>(bytes == 0 ? "auto" : ExactBytes(bytes));
-  };
-  by_group(block);
+      "four rows fit in, and in a run that goes on what it has."));
   by_group(b->Whole(
       path + ".group_filter_bits",
       [table](Job & job, const std::string& name) -> auto& {
@@ -579,22 +573,16 @@ void AddSsd(Builder* b) {
                                                           {"whole_file", ReadMode::kWholeFile}},
             "What a batch reads: what costs least, or every file that holds one of its rows, for "
             "comparison.");
-  JobKey& gap =
-      b->Custom("ssd.merge_gap", "size or auto", "",
-                "Two rows of a file are read at once when no more bytes lie between them; "
-                "auto: as many as cost what a request does on this disk, measured at the "
-                "start.");
-  gap.set = [](const JobNode& node, Job* job, const std::string&) -> std::string {
-    const bool is_scalar = node.kind == JobNode::Kind::kScalar;
-    job->ssd.merge_gap_bytes.reset();
-    if (is_scalar && node.scalar == "auto") return "";
-    job->ssd.merge_gap_bytes = is_scalar ? ParseBytes(node.scalar) : std::nullopt;
-    return job->ssd.merge_gap_bytes ? "" : Expected("auto or a size such as 32KiB", node);
-  };
-  gap.print = [](const Job& job, const std::string&) {
-    return std::optional<std::string>(job.ssd.merge_gap_bytes ? ExactBytes(*job.ssd.merge_gap_bytes)
-                                                              : "auto");
-  };
+  b->BytesOrAuto(
+      "ssd.merge_gap", "", "32KiB",
+      [](Job* job, const std::string&, std::optional<std::uint64_t> bytes) {
+        job->ssd.merge_gap_bytes = bytes;
+        return std::string();
+      },
+      [](const Job& job, const std::string&) { return job.ssd.merge_gap_bytes; },
+      "Two rows of a file are read at once when no more bytes lie between them; "
+      "auto: as many as cost what a request does on this disk, measured at the "
+      "start.");
 }
 
 void AddQueue(Builder* b, const std::string& stage) {

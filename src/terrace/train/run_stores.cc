@@ -19,9 +19,7 @@ namespace {
 
 // The folder that holds those of the tables: of <folder>/<table>/shard-<s>.
 std::string DiskFolder(const std::string& store_directory) {
-  const std::size_t shard = store_directory.rfind('/');
-  const std::size_t table = store_directory.rfind('/', shard - 1);
-  return store_directory.substr(0, table);
+  return FolderOf(FolderOf(store_directory));
 }
 
 // That this process may use.
@@ -324,20 +322,19 @@ Status RunStores::CheckIndex(const TablePlan& table, const Checkpoint::StoreMani
   }
   if (!by_group) return OkStatus();
   const std::uint32_t had = BlockDiskBytes(manifest.record_layout().row_bytes);
-  if (table.group.block_bytes == had) return OkStatus();
-  if (table.group.block_bytes == 0) {
-    // Of other blocks than were planned for.
-    const std::uint64_t least =
-        Store::LeastBufferBytes(IndexKind::kGroup, manifest.row_bytes, {had, 0});
-    if (options.read_only || options.io_buffer_bytes >= least) return OkStatus();
+  if (table.group.block_bytes != 0 && table.group.block_bytes != had) {
     return InvalidArgumentError(
-        fmt::format("table '{0}' has blocks of {1}KiB, whose buffers take more memory than was "
-                    "planned for: set table.group_block to {1}KiB",
+        fmt::format("table '{0}' has blocks of {1}KiB, which is fixed for the life of a run: set "
+                    "table.group_block to {1}KiB or auto, or make a new run",
                     manifest.table, had >> 10));
   }
+  // Where the job leaves it to the run, others may have been planned for.
+  const std::uint64_t least =
+      Store::LeastBufferBytes(IndexKind::kGroup, manifest.row_bytes, {had, 0});
+  if (options.read_only || options.io_buffer_bytes >= least) return OkStatus();
   return InvalidArgumentError(
-      fmt::format("table '{0}' has blocks of {1}KiB, which is fixed for the life of a run: set "
-                  "table.group_block to {1}KiB or auto, or make a new run",
+      fmt::format("table '{0}' has blocks of {1}KiB, whose buffers take more memory than was "
+                  "planned for: set table.index to group and table.group_block to {1}KiB",
                   manifest.table, had >> 10));
 }
 

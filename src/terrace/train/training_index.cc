@@ -1,6 +1,7 @@
 // What of memory is the rows' and what their index's.
 #include <algorithm>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include <fmt/format.h>
@@ -14,33 +15,44 @@ namespace {
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
+std::uint64_t Sum(std::span<const std::uint64_t> numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), std::uint64_t{0});
+}
+
 }  // namespace
 
 void TrainingRun::ExpectRows() const {
   const std::uint64_t planned = planned_index_bytes_.load(std::memory_order_relaxed);
   const std::uint64_t taken = stores_->index_bytes() + IndexStep() / 4;
   const std::uint64_t room = planned > taken ? planned - taken : 0;
-  std::vector<std::uint64_t> rows;
-  for (const RowCache* cache : cache_pointers_) rows.push_back(cache->stats().unstored_rows);
-  const std::uint64_t all = std::accumulate(rows.begin(), rows.end(), std::uint64_t{0});
-  if (all > room / kKeyIndexBytes) return;
+  const std::vector<std::uint64_t> rows = NewToIndexes();
+  if (Sum(rows) > room / kKeyIndexBytes) return;
   for (std::size_t t = 0; t < rows.size(); ++t) {
     const std::vector<Store*> shards = stores_->table(t);
     for (Store* store : shards) store->ExpectRows(rows[t] / shards.size());
   }
 }
 
-std::uint64_t TrainingRun::ComingIndexBytes() const {
-  std::uint64_t all = 0;
+std::vector<std::uint64_t> TrainingRun::NewToIndexes() const {
+  std::vector<std::uint64_t> rows;
   for (std::size_t t = 0; t < caches_.size(); ++t) {
-    // What has grown for expected rows has their room already; by group few are new blocks.
-    std::uint64_t bytes = 0, rows = caches_[t]->stats().unstored_rows;
+    // By group few of them are new blocks.
+    const bool in_blocks = stores_->table(t).front()->in_blocks();
+    rows.push_back(in_blocks ? 0 : caches_[t]->stats().unstored_rows);
+  }
+  return rows;
+}
+
+std::uint64_t TrainingRun::ComingIndexBytes(std::span<const std::uint64_t> new_rows) const {
+  std::uint64_t all = 0;
+  for (std::size_t t = 0; t < new_rows.size(); ++t) {
+    std::uint64_t bytes = 0, rows = new_rows[t];
     for (const Store* store : stores_->table(t)) {
       bytes += store->index_bytes();
-      rows += store->stats().live_rows;
+      if (rows > 0) rows += store->stats().live_rows;
     }
-    const bool by_key = !stores_->table(t).front()->in_blocks();
-    all += by_key ? std::max(bytes, rows * kKeyIndexBytes) : bytes;
+    // What has grown for expected rows has their room already.
+    all += std::max(bytes, rows * kKeyIndexBytes);
   }
   return all;
 }
@@ -58,11 +70,14 @@ Result<bool> TrainingRun::GiveWayToIndex() {
   // In few steps, each ahead of the growth: a cache that shrinks waits for all pinned rows to
   // leave. A checkpoint stores all rows that no store has yet.
   const std::uint64_t step = IndexStep();
-  const std::uint64_t index_bytes = ComingIndexBytes();
-  if (index_bytes + step / 4 < planned_index_bytes_.load(std::memory_order_relaxed)) return false;
+  const std::uint64_t planned_before = planned_index_bytes_.load(std::memory_order_relaxed);
+  const std::vector<std::uint64_t> new_rows = NewToIndexes();
+  const std::uint64_t at_most = stores_->index_bytes() + Sum(new_rows) * kKeyIndexBytes;
+  if (at_most + step / 4 < planned_before) return false;
+  const std::uint64_t index_bytes = ComingIndexBytes(new_rows);
+  if (index_bytes + step / 4 < planned_before) return false;
   const std::vector<std::uint64_t> least_caches = LeastCaches();
-  const std::uint64_t least =
-      std::accumulate(least_caches.begin(), least_caches.end(), std::uint64_t{0});
+  const std::uint64_t least = Sum(least_caches);
   if (index_bytes + least > memory_.rows_bytes) {
     // With more memory the write buffers are larger as well.
     const std::uint64_t needed = BudgetForRows(memory_input_, index_bytes / 4 * 9 + least);

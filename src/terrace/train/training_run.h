@@ -127,8 +127,11 @@ class TrainingRun {
   Status WithWayOn(const Status& failure) const;
   Result<bool> BeforePull();
   void AfterPull(const DataCursor& cursor);
-  // Of the indexes, once all rows are stored.
-  std::uint64_t ComingIndexBytes() const;
+  // By table, rows that its stores' indexes will have to take in: of a table by key, those that no
+  // store has.
+  std::vector<std::uint64_t> NewToIndexes() const;
+  // Of the indexes, once these are stored.
+  std::uint64_t ComingIndexBytes(std::span<const std::uint64_t> new_rows) const;
   // What the caches, by table, can't give way below.
   std::vector<std::uint64_t> LeastCaches() const;
   // True: pinned rows hold more than the caches may have from now on.
@@ -207,7 +210,8 @@ class TrainingRun {
   DataCursor cursor_;
   std::uint64_t steps_ = 0;
   std::uint64_t start_examples_ = 0;  // Trained before this process.
-  std::uint64_t last_checkpoint_ = 0, attempted_checkpoint_ = 0;
+  std::uint64_t last_checkpoint_ = 0;
+  std::uint64_t attempted_checkpoint_ = 0;  // The same, or a later one that failed.
   StepRates rates_;
   ClickMetrics progressive_;
   ClickMetrics window_;
