@@ -27,6 +27,11 @@ class HugeBuffer {
   static constexpr std::uint64_t SizeFor(std::uint64_t bytes) {
     return AlignUp(bytes, bytes >= kHugePageBytes ? kHugePageBytes : 4096);
   }
+  // What may be asked for lest it takes more than so many bytes.
+  static constexpr std::uint64_t SizeWithin(std::uint64_t bytes) {
+    const std::uint64_t unit = bytes >= kHugePageBytes ? kHugePageBytes : 4096;
+    return bytes / unit * unit;
+  }
   // kOutOfMemory names what was asked. The size is rounded up to 4 KiB, from 2 MiB on to 2 MiB (and
   // aligned to it).
   static Result<HugeBuffer> Allocate(std::uint64_t bytes);

@@ -19,14 +19,21 @@ namespace {
 constexpr std::size_t kLookUpBatch = 2048;
 constexpr std::uint64_t kLeastPartBlocks = 4;
 
-// The inner store's three buffers, those of blocks that are read and of two parts of a write, and a
-// smaller one, in the room of three.
-std::uint64_t BufferBytes(const StoreOptions& options) { return options.io_buffer_bytes / 7 * 3; }
+// The inner store's three buffers, and those of blocks that are read and of two parts of a write,
+// lie in the room of three.
+std::uint64_t InnerBytes(const StoreOptions& options) { return options.io_buffer_bytes / 2; }
+
+// What is read of staged files lies in runs.
+std::uint64_t PendingBytes(const GroupLayout& layout) {
+  constexpr std::uint64_t kEnough = 256 << 10;
+  return HugeBuffer::SizeFor(
+      std::max(SectionCursor::LeastBuffer(BlockDiskBytes(layout.block_bytes)), kEnough));
+}
 
 StoreOptions InnerOptions(const StoreOptions& options, const GroupLayout& layout) {
   StoreOptions inner = options;
   inner.row_bytes = layout.block_bytes;
-  inner.io_buffer_bytes = BufferBytes(options);
+  inner.io_buffer_bytes = InnerBytes(options);
   inner.expiry = nullptr;  // It knows of blocks only.
   return inner;
 }
@@ -83,10 +90,17 @@ Result<std::unique_ptr<Store>> GroupStore::Create(FileSystem* fs, Clock* clock, 
   return std::unique_ptr<Store>(std::move(store));
 }
 
-std::uint64_t GroupStore::LeastBufferBytes(std::uint64_t inner, std::uint32_t block_bytes) {
-  // The inner store's three buffers and one of a record, beside those of blocks (BufferBytes).
-  const std::uint64_t fixed = 3 * inner + SectionCursor::LeastBuffer(BlockDiskBytes(block_bytes));
-  return fixed * 7 / 12 + 1;
+std::uint64_t GroupStore::PartBytes(std::uint64_t wanted, std::uint64_t inner,
+                                    std::uint32_t block_bytes) {
+  const std::uint64_t rest = wanted > inner ? wanted - inner : 0;
+  return std::max(HugeBuffer::SizeWithin(rest),
+                  HugeBuffer::SizeFor(kLeastPartBlocks * BlockDiskBytes(block_bytes)));
+}
+
+std::uint64_t Store::FurtherBufferBytes(IndexKind index, std::uint32_t row_bytes,
+                                        const GroupShape& shape) {
+  if (index == IndexKind::kKey) return 0;
+  return PendingBytes(GroupLayout::Of(row_bytes, shape.block_bytes));
 }
 
 Result<std::unique_ptr<Store>> GroupStore::Open(FileSystem* fs, Clock* clock, DiskQuota* quota,
@@ -145,8 +159,10 @@ GroupStore::GroupStore(FileSystem* fs, Clock* clock, DiskQuota* quota, const Sto
       filters_(std::move(filters)) {}
 
 Status GroupStore::Allocate() {
-  part_blocks_ = std::max(kLeastPartBlocks, BufferBytes(options_) / layout_.block_bytes);
-  const std::uint64_t bytes = part_blocks_ * layout_.block_bytes;
+  const std::uint64_t inner =
+      StoreImpl::BufferBytes(InnerBytes(options_), RecordLayout::Of("", 0, layout_.block_bytes));
+  const std::uint64_t bytes = PartBytes(options_.io_buffer_bytes, inner, layout_.block_bytes);
+  part_blocks_ = bytes / layout_.block_bytes;
   {
     MutexLock lock(&read_mu_);
     TERRACE_ASSIGN_OR_RETURN(read_blocks_, HugeBuffer::Allocate(bytes));
@@ -158,12 +174,7 @@ Status GroupStore::Allocate() {
   for (HugeBuffer& buffer : part_buffers_) {
     TERRACE_ASSIGN_OR_RETURN(buffer, HugeBuffer::Allocate(bytes));
   }
-  // What is read of staged files lies in runs.
-  constexpr std::uint64_t kMostPendingBytes = 256 << 10;
-  TERRACE_ASSIGN_OR_RETURN(pending_buffer_,
-                           HugeBuffer::Allocate(std::max(
-                               SectionCursor::LeastBuffer(layout_.block_bytes + kRecordHeadBytes),
-                               std::min(bytes, kMostPendingBytes))));
+  TERRACE_ASSIGN_OR_RETURN(pending_buffer_, HugeBuffer::Allocate(PendingBytes(layout_)));
   return OkStatus();
 }
 

@@ -34,8 +34,10 @@ class GroupStore final : public Store {
  public:
   static Result<std::unique_ptr<Store>> Create(FileSystem* fs, Clock* clock, DiskQuota* quota,
                                                const StoreOptions& options);
-  // See Store::LeastBufferBytes. inner: of the store of its blocks.
-  static std::uint64_t LeastBufferBytes(std::uint64_t inner, std::uint32_t block_bytes);
+  // What each of its three buffers of blocks takes, beside those of the inner store, where so much
+  // is wanted for both.
+  static std::uint64_t PartBytes(std::uint64_t wanted, std::uint64_t inner,
+                                 std::uint32_t block_bytes);
   static Result<std::unique_ptr<Store>> Open(FileSystem* fs, Clock* clock, DiskQuota* quota,
                                              const StoreOptions& options, const Manifest& named,
                                              const ManifestReference& manifest,

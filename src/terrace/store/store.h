@@ -266,6 +266,9 @@ class Store {
   // Of StoreOptions::io_buffer_bytes, what such a store takes in any case: its records have to fit.
   static std::uint64_t LeastBufferBytes(IndexKind index, std::uint32_t row_bytes,
                                         const GroupShape& shape);
+  // Of a buffer that it has besides the three of so many bytes, at most.
+  static std::uint64_t FurtherBufferBytes(IndexKind index, std::uint32_t row_bytes,
+                                          const GroupShape& shape);
   // Whether rows of this length can have one.
   static bool HasGroupIndex(std::uint32_t row_bytes);
   // kInvalidArgument: they can't, or not in such blocks; the message says what would do.

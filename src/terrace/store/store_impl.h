@@ -85,6 +85,8 @@ class StoreImpl final : public Store {
             std::uint64_t groups = 0, std::uint32_t block_row_bytes = 0);
   ~StoreImpl() override;
 
+  // What each of the three buffers takes where so much is wanted for it.
+  static std::uint64_t BufferBytes(std::uint64_t wanted, const RecordLayout& layout);
   // What Create and Open share: limits, folder, buffers, read queue.
   Status Prepare();
   Status CreateEmpty();

@@ -64,8 +64,9 @@ std::uint64_t Store::LeastBufferBytes(IndexKind index, std::uint32_t row_bytes,
                                       const GroupShape& shape) {
   const RecordLayout layout =
       RecordLayout::Of("", 0, RecordRowBytes(index, row_bytes, shape.block_bytes));
-  const std::uint64_t least = kReadParts * SectionCursor::LeastBuffer(layout.record_bytes);
-  return index == IndexKind::kKey ? least : GroupStore::LeastBufferBytes(least, layout.row_bytes);
+  const std::uint64_t least = StoreImpl::BufferBytes(0, layout);
+  return index == IndexKind::kKey ? least
+                                  : least + GroupStore::PartBytes(0, least, layout.row_bytes);
 }
 
 Result<std::unique_ptr<Store>> Store::Create(FileSystem* fs, Clock* clock, DiskQuota* quota,
@@ -151,10 +152,13 @@ void StoreImpl::Finish() {
   RemoveSpares();
 }
 
+std::uint64_t StoreImpl::BufferBytes(std::uint64_t wanted, const RecordLayout& layout) {
+  const std::uint64_t least = kReadParts * SectionCursor::LeastBuffer(layout.record_bytes);
+  return std::max(HugeBuffer::SizeWithin(wanted), HugeBuffer::SizeFor(least));
+}
+
 Status StoreImpl::Prepare() {
-  const std::uint64_t least = kReadParts * SectionCursor::LeastBuffer(layout_.record_bytes);
-  const std::uint64_t buffer_bytes =
-      AlignUp(std::max(options_.io_buffer_bytes, least), kBlockBytes);
+  const std::uint64_t buffer_bytes = BufferBytes(options_.io_buffer_bytes, layout_);
   {
     MutexLock lock(&read_mu_);
     TERRACE_ASSIGN_OR_RETURN(read_buffer_, HugeBuffer::Allocate(buffer_bytes));

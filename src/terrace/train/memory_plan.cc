@@ -112,9 +112,12 @@ MemoryPlan FixedPart(const MemoryPlanInput& input) {
   const std::uint64_t before =
       plan.resident_bytes + plan.slack_bytes + plan.transient_bytes + plan.filter_bytes;
   const std::uint64_t rest = input.budget_bytes > before ? input.budget_bytes - before : 0;
-  const std::uint64_t io = rest / 8 / (3 * std::uint64_t{input.stores});
-  plan.io_buffer_bytes = std::max(std::clamp<std::uint64_t>(io, kMiB / 4, 8 * kMiB) / 4096 * 4096,
-                                  (input.least_io_buffer_bytes + 4095) / 4096 * 4096);
+  // All of it is counted, though a buffer may be shorter by a page: the more budget, the more rows.
+  const std::uint64_t least_io = HugeBuffer::SizeFor(input.least_io_buffer_bytes);
+  const std::uint64_t io = std::max(
+      std::clamp<std::uint64_t>(rest / 8 / (3 * std::uint64_t{input.stores}), kMiB / 4, 8 * kMiB),
+      least_io);
+  plan.io_buffer_bytes = std::max(HugeBuffer::SizeWithin(io), least_io);
   std::uint64_t source_bytes = input.source_bytes + input.validation_source_bytes;
   if (input.most_read_ahead_bytes > 0) {
     source_bytes +=
@@ -127,8 +130,8 @@ MemoryPlan FixedPart(const MemoryPlanInput& input) {
     plan.most_file_rows = most / input.stores / Store::kFileRowBytes;
     files = most;
   }
-  plan.io_bytes = 3 * std::uint64_t{input.stores} * plan.io_buffer_bytes + files -
-                  std::min(files, kFilesInSlack) + source_bytes;
+  plan.io_bytes = 3 * std::uint64_t{input.stores} * io + files - std::min(files, kFilesInSlack) +
+                  source_bytes + input.further_buffer_bytes;
   return plan;
 }
 
@@ -225,9 +228,12 @@ MemoryPlanInput MakeMemoryPlanInput(const Job& job, const ModelPlan& plan,
   input.row_bytes = row_bytes / std::max<std::uint64_t>(1, slots);
   input.index_bytes = FirstIndexBytes(job, plan);
   for (const TablePlan& table : plan.tables) {
-    input.least_io_buffer_bytes = std::max(
-        input.least_io_buffer_bytes,
-        Store::LeastBufferBytes(IndexOf(job, plan, table), table.schema.row_bytes(), table.group));
+    const IndexKind kind = IndexOf(job, plan, table);
+    const std::uint32_t bytes = table.schema.row_bytes();
+    input.least_io_buffer_bytes =
+        std::max(input.least_io_buffer_bytes, Store::LeastBufferBytes(kind, bytes, table.group));
+    input.further_buffer_bytes += static_cast<std::uint64_t>(job.ssd.shards) *
+                                  Store::FurtherBufferBytes(kind, bytes, table.group);
   }
   input.source_bytes = source_bytes;
   return input;

@@ -27,11 +27,12 @@ struct MemoryPlanInput {
   std::uint64_t least_cache_bytes = 0;  // Of all tables: LeastCacheBytes.
   // Of each store and use, for the longest records: Store::LeastBufferBytes.
   std::uint64_t least_io_buffer_bytes = 0;
-  std::uint64_t dense_state_bytes = 0;  // A copy of it is made for a checkpoint.
-  std::uint64_t index_bytes = 0;        // Of the stores now; more after a resume.
-  std::uint64_t index_room_bytes = 0;   // That it must be able to grow by; a reader's does not.
-  std::uint64_t filter_bytes = 0;       // Of all admission filters, both of each table.
-  std::uint64_t source_bytes = 0;       // Of one source: read-ahead, archive, shuffling window.
+  std::uint64_t further_buffer_bytes = 0;  // Of all stores: Store::FurtherBufferBytes.
+  std::uint64_t dense_state_bytes = 0;     // A copy of it is made for a checkpoint.
+  std::uint64_t index_bytes = 0;           // Of the stores now; more after a resume.
+  std::uint64_t index_room_bytes = 0;      // That it must be able to grow by; a reader's does not.
+  std::uint64_t filter_bytes = 0;          // Of all admission filters, both of each table.
+  std::uint64_t source_bytes = 0;          // Of one source: read-ahead, archive, shuffling window.
   // Of source_bytes, and of a validation's, and what the job allows of it: another budget has
   // another share. 0: every budget has that of source_bytes.
   std::uint64_t read_ahead_bytes = 0, most_read_ahead_bytes = 0;

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
 #include "terrace/train/index_plan.h"
 
@@ -213,8 +214,27 @@ TEST(PlanMemory, LongRecordsHaveTheirBuffers) {
     ASSERT_TRUE(plan.ok()) << plan.status().ToString();
     EXPECT_GE(plan->io_buffer_bytes, input.least_io_buffer_bytes);
     EXPECT_GE(plan->io_bytes, 3 * 16 * plan->io_buffer_bytes);
-    // Three buffers of eight records, three of four, and one.
-    EXPECT_GE(3 * plan->io_buffer_bytes, std::uint64_t{37} * block);
+    // Eight records and four.
+    EXPECT_GE(plan->io_buffer_bytes, std::uint64_t{12} * block);
+  }
+}
+
+// From 2 MiB on a buffer takes whole huge pages.
+TEST(PlanMemory, BuffersTakeNoMoreThanIsPlanned) {
+  Rng rng(11);
+  for (int i = 0; i < 500; ++i) {
+    MemoryPlanInput input;
+    input.budget_bytes = (300 + rng.Below(4000)) * kMiB;
+    input.stores = 1 + static_cast<std::uint32_t>(rng.Below(20));
+    input.slots = 26;
+    input.batch = input.minibatch = 256;
+    input.row_bytes = 200;
+    input.least_io_buffer_bytes = rng.Below(5) == 0 ? rng.Below(5 * kMiB) : 0;
+    const Result<MemoryPlan> plan = PlanMemory(input);
+    if (!plan.ok()) continue;
+    EXPECT_EQ(HugeBuffer::SizeFor(plan->io_buffer_bytes), plan->io_buffer_bytes);
+    EXPECT_GE(plan->io_buffer_bytes, input.least_io_buffer_bytes);
+    EXPECT_GE(plan->io_bytes, 3 * input.stores * plan->io_buffer_bytes);
   }
 }
 
