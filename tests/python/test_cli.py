@@ -374,6 +374,25 @@ def test_an_interrupted_prediction_leaves_nothing(terrace, finished, log, worksp
     assert sorted(p.name for p in workspace.iterdir()) == ["data.tsv", "log"]
 
 
+def test_one_output_has_one_writer(terrace, finished, log, workspace):
+    data, output = workspace / "data.tsv", workspace / "out.txt"
+    data.write_text(log.read_text() * 500)
+    process = terrace.start("predict", finished.path, "--data", data, "--output", output, log=workspace / "log")
+    while process.poll() is None and not (workspace / "out.txt.partial").exists():
+        time.sleep(0.001)
+    process.signal(signal.SIGSTOP)
+    for command in (("generate", "--rows", 100), ("predict", finished.path, "--data", log)):
+        refused = run_binary(terrace, *command, "--output", output)
+        assert refused.returncode != 0 and "is being written by another process" in refused.stderr, refused.stderr
+        assert not output.exists() and (workspace / "out.txt.partial").exists()
+    process.signal(signal.SIGCONT)
+    process.wait().expect(0)
+    assert len(output.read_text().splitlines()) == len(data.read_text().splitlines())
+    # A process that was killed holds nothing.
+    (workspace / "out.txt.partial").write_text("left")
+    assert run_binary(terrace, "generate", "--rows", 100, "--output", output).returncode == 0
+
+
 def test_data_of_other_slots(terrace, workspace, log):
     run = harness.Run(terrace, workspace, jobs.tiny([]),
                       data={"format": "synthetic", "rows": 512, "slots": 10})

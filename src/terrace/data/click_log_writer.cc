@@ -38,7 +38,7 @@ void AppendLine(const ClickLogRow& row, int digits, std::string* text) {
 }
 
 Status WriteRows(const ClickLogGenerator& generator, std::uint64_t rows,
-                 const WriteClickLogOptions& options, TextOutput* output) {
+                 const WriteClickLogOptions& options, TextFile* output) {
   std::string text;
   std::vector<double> probability;
   std::vector<float> label;
@@ -59,7 +59,7 @@ Status WriteRows(const ClickLogGenerator& generator, std::uint64_t rows,
     if (options.keep_going && !options.keep_going(done))
       return AbortedError("writing the click log was stopped");
   }
-  return output->Finish();
+  return OkStatus();
 }
 
 }  // namespace
@@ -71,27 +71,10 @@ Status WriteClickLog(FileSystem* fs, const ClickLogSpec& spec, std::uint64_t row
                                 std::to_string(spec.categorical_slots));
   TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<ClickLogGenerator> generator,
                            ClickLogGenerator::Create(spec));
-  const std::string partial = path + ".partial";
-  // Left by a run that was killed.
-  if (Status removed = fs->Remove(partial);
-      !removed.ok() && removed.code() != StatusCode::kNotFound)
-    return removed;
-  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs->Open(partial, OpenMode::kCreate));
-  Status status;
-  {
-    Result<std::unique_ptr<TextOutput>> output = NewTextOutput(file.get(), path);
-    status = output.ok() ? WriteRows(*generator, rows, options, output->get()) : output.status();
-  }
-  if (status.ok()) status = file->Sync();
-  file.reset();
-  if (status.ok()) status = fs->Rename(partial, path);
-  if (!status.ok()) {
-    // The cause is what matters; a partial file that stays is removed by the next attempt.
-    Status removed = fs->Remove(partial);
-    return status.WithContext("writing " + path +
-                              (removed.ok() ? "" : " (" + partial + " is left)"));
-  }
-  return fs->SyncDirectory(FolderOf(path));
+  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<TextFile> file, TextFile::Create(fs, path));
+  Status status = WriteRows(*generator, rows, options, file.get());
+  if (status.ok()) status = file->Publish();
+  return status.ok() ? status : file->GiveUp(status).WithContext("writing " + path);
 }
 
 }  // namespace terrace

@@ -105,4 +105,53 @@ Result<std::unique_ptr<TextOutput>> NewTextOutput(File* file, const std::string&
   return std::unique_ptr<TextOutput>(std::make_unique<PlainOutput>(file));
 }
 
+std::string PartialOf(const std::string& path) { return path + ".partial"; }
+
+namespace {
+
+// Null: the file system has no locks.
+Result<std::unique_ptr<FileLock>> LockPartial(FileSystem* fs, const std::string& path) {
+  Result<std::unique_ptr<FileLock>> lock = fs->Lock(PartialOf(path), /*exclusive=*/true);
+  if (lock.ok() || lock.status().code() == StatusCode::kNotFound) return lock;
+  if (lock.status().code() != StatusCode::kUnavailable) return std::unique_ptr<FileLock>();
+  return UnavailableError("'" + path +
+                          "' is being written by another process: wait for its end, "
+                          "or name another file");
+}
+
+}  // namespace
+
+Result<std::unique_ptr<TextFile>> TextFile::Create(FileSystem* fs, const std::string& path) {
+  std::unique_ptr<TextFile> text(new TextFile(fs, path));
+  const std::string partial = PartialOf(path);
+  {
+    const Result<std::unique_ptr<FileLock>> left = LockPartial(fs, path);
+    if (left.status().code() == StatusCode::kUnavailable) return left.status();
+    const Status removed = fs->Remove(partial);
+    if (!removed.ok() && removed.code() != StatusCode::kNotFound) return removed;
+  }
+  TERRACE_ASSIGN_OR_RETURN(text->file_, fs->Open(partial, OpenMode::kCreate));
+  TERRACE_ASSIGN_OR_RETURN(text->lock_, LockPartial(fs, path));
+  Result<std::unique_ptr<TextOutput>> output = NewTextOutput(text->file_.get(), path);
+  if (!output.ok()) return text->GiveUp(output.status());
+  text->output_ = std::move(*output);
+  return text;
+}
+
+Status TextFile::Publish() {
+  TERRACE_RETURN_IF_ERROR(output_->Finish());
+  TERRACE_RETURN_IF_ERROR(file_->Sync());
+  TERRACE_RETURN_IF_ERROR(fs_->Rename(PartialOf(path_), path_));
+  return fs_->SyncDirectory(FolderOf(path_));
+}
+
+Status TextFile::GiveUp(const Status& cause) {
+  output_.reset();
+  file_.reset();
+  // The cause is what matters; a partial file that stays is removed by the next attempt.
+  const Status removed = fs_->Remove(PartialOf(path_));
+  const bool gone = removed.ok() || removed.code() == StatusCode::kNotFound;
+  return gone ? cause : cause.WithContext(PartialOf(path_) + " is left");
+}
+
 }  // namespace terrace

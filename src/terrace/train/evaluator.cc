@@ -150,9 +150,6 @@ Status LoadedRun::Run(ClickMetrics* metrics, const PredictionSink& sink,
                   model_.executor.get(), metrics, sink, stopped);
 }
 
-// The output appears whole or not at all: it is written there.
-std::string PartialOf(const std::string& output) { return output + ".partial"; }
-
 // Whatever the paths: a log that predictions replace is lost.
 Status RefuseToReplaceInput(FileSystem* fs, const std::vector<std::string>& files,
                             const std::string& output) {
@@ -171,33 +168,20 @@ Status RefuseToReplaceInput(FileSystem* fs, const std::vector<std::string>& file
 // Collects text and writes it in large pieces.
 class PredictionWriter {
  public:
-  static Result<std::unique_ptr<PredictionWriter>> Create(FileSystem* fs, const std::string& path,
-                                                          const std::string& final_path) {
-    std::unique_ptr<PredictionWriter> writer(new PredictionWriter);
-    TERRACE_ASSIGN_OR_RETURN(writer->file_, fs->Open(path, OpenMode::kCreate));
-    TERRACE_ASSIGN_OR_RETURN(writer->output_, NewTextOutput(writer->file_.get(), final_path));
-    return writer;
-  }
+  explicit PredictionWriter(TextFile* file) : file_(file) {}
   Status Line(std::string_view text) {
     pending_ += text;
     pending_ += '\n';
     return pending_.size() < (1 << 20) ? OkStatus() : Flush();
   }
-  Status Finish() {
-    TERRACE_RETURN_IF_ERROR(Flush());
-    TERRACE_RETURN_IF_ERROR(output_->Finish());
-    return file_->Sync();
-  }
-
- private:
-  PredictionWriter() = default;
   Status Flush() {
-    TERRACE_RETURN_IF_ERROR(output_->Append(pending_));
+    TERRACE_RETURN_IF_ERROR(file_->Append(pending_));
     pending_.clear();
     return OkStatus();
   }
-  std::unique_ptr<File> file_;
-  std::unique_ptr<TextOutput> output_;
+
+ private:
+  TextFile* const file_;
   std::string pending_;
 };
 
@@ -236,24 +220,16 @@ Result<SourceStats> PredictRun(FileSystem* fs, const std::string& run,
   TERRACE_RETURN_IF_ERROR(RefuseToReplaceInput(fs, files, output));
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<LoadedRun> loaded,
                            LoadedRun::Load(fs, run, files, /*for_scoring=*/true));
-  const std::string temporary = PartialOf(output);
-  const Status removed = fs->Remove(temporary);
-  if (!removed.ok() && removed.code() != StatusCode::kNotFound) return removed;
-  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<PredictionWriter> writer,
-                           PredictionWriter::Create(fs, temporary, output));
+  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<TextFile> file, TextFile::Create(fs, output));
+  PredictionWriter writer(file.get());
   const auto sink = [&writer](const Batch& batch, std::uint32_t first_example,
                               std::span<const SlicePrediction> slices) {
-    return WritePredictions(batch, first_example, slices, writer.get());
+    return WritePredictions(batch, first_example, slices, &writer);
   };
   Status status = loaded->Run(nullptr, sink, stopped);
-  if (status.ok()) status = writer->Finish();
-  if (status.ok()) status = fs->Rename(temporary, output);
-  if (!status.ok()) {
-    // The cause is what matters; a partial file that stays is removed by the next attempt.
-    const Status left = fs->Remove(temporary);
-    return left.ok() ? status : status.WithContext(temporary + " is left");
-  }
-  TERRACE_RETURN_IF_ERROR(fs->SyncDirectory(FolderOf(output)));
+  if (status.ok()) status = writer.Flush();
+  if (status.ok()) status = file->Publish();
+  if (!status.ok()) return file->GiveUp(status);
   return loaded->source()->stats();
 }
 

@@ -122,19 +122,22 @@ Status TrainingRun::WriteInterval() {
   record.bad_lines = cursor_.bad_lines;
   record.window = window_.Compute();
   record.progressive = progressive_.Compute();
-  if (FilterFilesBytes() > 0) record.unadmitted_shows = std::exchange(unadmitted_in_window_, 0);
+  if (FilterFilesBytes() > 0) record.unadmitted_shows = unadmitted_in_window_;
   const IntervalRecord::Performance totals = Totals();
   record.performance = totals;
   record.performance.ssd.drives = Drives();
   record.performance.SubtractTotals(last_totals_);
-  last_totals_ = totals;
-  last_window_ = record.window;
   record.performance.examples_per_second =
       record.performance.interval_seconds > 0
           ? static_cast<double>(record.window.examples) / record.performance.interval_seconds
           : 0;
+  // What is not written is the next interval's as well.
+  TERRACE_RETURN_IF_ERROR(metrics_file_->Append(IntervalToJson(record)));
+  unadmitted_in_window_ = 0;
+  last_totals_ = totals;
+  last_window_ = record.window;
   window_.Clear();
-  return metrics_file_->Append(IntervalToJson(record));
+  return OkStatus();
 }
 
 void TrainingRun::ShowProgress() {
