@@ -374,6 +374,29 @@ def test_an_interrupted_prediction_leaves_nothing(terrace, finished, log, worksp
     assert sorted(p.name for p in workspace.iterdir()) == ["data.tsv", "log"]
 
 
+def test_names_that_no_checkpoint_could_say(terrace, log, workspace):
+    """Told before anything is trained, or made."""
+    cafe = os.fsdecode(b"caf\xe9")
+    (workspace / "logs").mkdir()
+    (workspace / "logs" / f"{cafe}.tsv").write_bytes(log.read_bytes())
+    (workspace / cafe).mkdir()
+    run = harness.Run(terrace, workspace, jobs.tiny([workspace / "logs" / "*.tsv"]))
+    elsewhere = harness.Run(terrace, workspace, jobs.tiny([log]), name="other")
+    before = sorted(workspace.rglob("*"))
+
+    def train(of, flags, where):
+        return subprocess.run([str(terrace.binary), "train", str(of.job_path), *flags], cwd=where, capture_output=True,
+                              timeout=harness.PATIENCE_SECONDS)
+    for of, flags, where in ((run, (), workspace), (elsewhere, ("--set", f"output={workspace / cafe / 'run'}"), workspace),
+                             (elsewhere, ("--set", "ssd.paths=[disk]"), workspace / cafe)):
+        refused = train(of, flags, where)
+        said = refused.stderr.decode(errors="replace")
+        assert refused.returncode == 2 and "caf\ufffd" in said and "is no UTF-8 text" in said, said
+        assert sorted(workspace.rglob("*")) == before
+    # Where nothing has to be said of it, it may be called anything.
+    assert train(elsewhere, (), workspace / cafe).returncode == 0
+
+
 def test_one_output_has_one_writer(terrace, finished, log, workspace):
     data, output = workspace / "data.tsv", workspace / "out.txt"
     data.write_text(log.read_text() * 500)

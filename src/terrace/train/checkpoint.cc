@@ -277,6 +277,17 @@ std::uint32_t CheckpointVersionOf(const Checkpoint& checkpoint) {
   return checkpoint.admission.empty() ? 1 : 2;
 }
 
+Status CheckUtf8(std::string_view what, const std::string& text) {
+  try {
+    (void)json(text).dump();
+    return OkStatus();
+  } catch (const json::exception&) {
+    return InvalidArgumentError(
+        fmt::format("{}: {} is no UTF-8 text, and could stand in no checkpoint: rename it", what,
+                    json(text).dump(-1, ' ', false, json::error_handler_t::replace)));
+  }
+}
+
 Result<std::string> EncodeCheckpoint(const Checkpoint& checkpoint) {
   std::string text;
   try {

@@ -159,6 +159,9 @@ inline constexpr std::uint32_t kCheckpointVersion = 5;
 std::uint32_t CheckpointVersionOf(const Checkpoint& checkpoint);
 // In the folder "checkpoints" of a run.
 std::string CheckpointFileName(std::uint64_t id);
+// A path or name that is to stand in a checkpoint. kInvalidArgument, with `what` it is: it is no
+// UTF-8 text.
+Status CheckUtf8(std::string_view what, const std::string& text);
 // The payload of a checkpoint file, and back (kCorruption: no such payload). For tests too.
 Result<std::string> EncodeCheckpoint(const Checkpoint& checkpoint);
 Result<Checkpoint> DecodeCheckpoint(const std::string& payload);

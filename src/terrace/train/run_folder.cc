@@ -170,6 +170,11 @@ Status RunFolderImpl::OpenForWriting(Mode mode) {
   }
   if (!info.ok() && info.status().code() != StatusCode::kNotFound) return info.status();
   if (info.ok()) TERRACE_RETURN_IF_ERROR(Inspect(mode).status());
+  // Folders of rows are told with the whole of their path, the working directory's included.
+  for (const std::string& path : AbsoluteAll(job_->ssd.paths)) {
+    TERRACE_RETURN_IF_ERROR(CheckUtf8("ssd.paths", path));
+    TERRACE_RETURN_IF_ERROR(CheckUtf8("output", Absolute(path_)));
+  }
   TERRACE_RETURN_IF_ERROR(MakeFolders(path_));
   TERRACE_RETURN_IF_ERROR(TakeLock());
   // Once more: another process may have begun a run before the lock was ours.

@@ -323,6 +323,15 @@ std::string LongestStage(const PipelineTimes& times) {
   return longest;
 }
 
+namespace {
+
+// What a drive calls itself may be no UTF-8.
+std::string DumpForPeople(const Json& object) {
+  return object.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
 std::string IntervalToJson(const IntervalRecord& record) {
   Json object = {{"format_version", kMetricsVersion},
                  {"kind", "interval"},
@@ -334,7 +343,7 @@ std::string IntervalToJson(const IntervalRecord& record) {
                  {"progressive", ResultJson(record.progressive)}};
   if (record.unadmitted_shows) object["unadmitted_shows"] = *record.unadmitted_shows;
   object["performance"] = PerformanceJson(record.performance);
-  return object.dump();
+  return DumpForPeople(object);
 }
 
 std::string ValidationToJson(const ValidationRecord& record) {
@@ -350,7 +359,7 @@ std::string ValidationToJson(const ValidationRecord& record) {
 
 std::string SsdWearToJson(const SsdWear& wear) { return WearJson(wear).dump(); }
 
-std::string DriveToJson(const DriveHealth& drive) { return DriveJson(drive).dump(); }
+std::string DriveToJson(const DriveHealth& drive) { return DumpForPeople(DriveJson(drive)); }
 
 Result<SsdWear> SsdWearOf(const std::string& trainer_state) {
   const nlohmann::json state = nlohmann::json::parse(trainer_state, nullptr, false);

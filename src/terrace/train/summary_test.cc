@@ -168,6 +168,11 @@ TEST(Metrics, DrivesStandWhereOneTellsItsWear) {
   EXPECT_EQ(ssd()["drives"][0], nlohmann::json::parse(DriveToJson(drive)));
   EXPECT_EQ(ssd()["drives"][0]["percentage_used"], 7);
   EXPECT_EQ(ssd()["drives"][0]["written_bytes"], 512e6);
+  // What it calls itself may be anything.
+  drive.model = "caf\xe9";
+  interval.performance.ssd.drives = {drive};
+  EXPECT_EQ(ssd()["drives"][0]["model"], "caf\xef\xbf\xbd");
+  EXPECT_EQ(nlohmann::json::parse(DriveToJson(drive))["model"], "caf\xef\xbf\xbd");
 }
 
 TEST(Metrics, LinesOfEachVersionAreSound) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -153,9 +154,16 @@ Status TrainingRun::OpenInputs() {
   TERRACE_ASSIGN_OR_RETURN(source_, std::move(source));
   TERRACE_ASSIGN_OR_RETURN(ModelPlan plan, MakeModelPlan(job_, source_->schema()));
   plan_.emplace(std::move(plan));
-  job_text_bytes_ = JobToYaml(job_).size();
+  const std::string job_text = JobToYaml(job_);
+  job_text_bytes_ = job_text.size();
+  // What no checkpoint could say is told before there is anything to lose.
   for (const auto& [path, value] : IdentifyingSettings(job_, *plan_, *source_)) {
     identity_bytes_ += path.size() + value.size() + 16;
+    TERRACE_RETURN_IF_ERROR(CheckUtf8(path, value));
+  }
+  std::istringstream lines(job_text);
+  for (std::string line; std::getline(lines, line);) {
+    TERRACE_RETURN_IF_ERROR(CheckUtf8("the job", line));
   }
   for (const TablePlan& table : plan_->tables)
     rates_.sparse.emplace_back(table.learning_rates.size());
