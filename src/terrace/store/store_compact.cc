@@ -36,8 +36,10 @@ FileUse StoreImpl::StoreUse(bool as_rewritten) const {
   for (const FilePtr& file : slots_) {
     if (file == nullptr || !(file->live || file->publishing)) continue;
     FileUse of_file = UseOf(*file);
-    // An output has the rows that the index leads to by now.
-    if (!file->live || (as_rewritten && file->compacting)) {
+    if (!file->live) {
+      // An output has the rows that the index leads to by now; the others count as stale.
+      of_file = {of_file.rows - file->stale, 0};
+    } else if (as_rewritten && file->compacting) {
       of_file = {of_file.rows - of_file.reclaimable, 0};
     }
     use.rows += of_file.rows;

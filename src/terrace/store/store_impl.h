@@ -563,6 +563,26 @@ inline constexpr std::size_t kIndexBatch = 4096;
 // Rows of a batch lie anywhere in memory: so many are fetched ahead.
 inline constexpr std::size_t kPrefetchRows = 8;
 
+// While it lives, files that compaction could remove may be held.
+class StoreImpl::ReadInFlight {
+ public:
+  explicit ReadInFlight(StoreImpl* store) : store_(store) {
+    MutexLock lock(&store_->mu_);
+    ++store_->reads_in_flight_;
+  }
+  ~ReadInFlight() {
+    MutexLock lock(&store_->mu_);
+    --store_->reads_in_flight_;
+    store_->compacted_.NotifyAll();
+    if (store_->GoneToRemove()) store_->compaction_wanted_.NotifyAll();
+  }
+  ReadInFlight(const ReadInFlight&) = delete;
+  ReadInFlight& operator=(const ReadInFlight&) = delete;
+
+ private:
+  StoreImpl* const store_;
+};
+
 // Counts from its construction to its destruction.
 class ScopedTimer {
  public:

@@ -112,6 +112,43 @@ TEST(StoreQuota, AWriteAwaitsReadsThatHoldWhatItNeeds) {
   EXPECT_LE(harness.quota()->peak(), 9u * 4096);
 }
 
+// A write that reads whether its keys are there holds their file, which gives its space back when
+// the write has looked: room is made by then, and no checkpoint has to go.
+TEST(StoreQuota, RoomIsMadeOfWhatAWriteLooksAt) {
+  MemoryFileSystem memory;
+  HookedFileSystem fs(&memory);
+  StoreOptions options = OneFileOptions();
+  options.background_compaction = true;
+  options.compaction = CompactionPolicy::kModelSize;
+  options.most_run_bytes = 1 << 20;  // By itself it would compact nothing.
+  StoreHarness harness(&fs, 1 << 20, options);
+  DiskQuota* const quota = harness.quota();
+  TERRACE_ASSERT_OK(harness.Create());
+  TERRACE_ASSERT_OK(harness.Write(Range(0, 400)));
+  TERRACE_ASSERT_OK(harness.Write(Range(0, 300)));
+  std::atomic<bool> made{false};
+  bool has_room = false;
+  Thread other;
+  fs.before_reads = [&] {
+    const std::uint64_t free = quota->limit() - quota->used();
+    other = Thread("other", ThreadPriority::kNormal, [&, free] {
+      TERRACE_EXPECT_OK(harness.store()->MakeRoom(free + 1));
+      has_room = quota->HasFree(free + 1);
+      made = true;
+    });
+    // In a test that fails, it does not wait.
+    const double end = Clock::Real()->MonotonicSeconds() + 0.2;
+    while (!made && Clock::Real()->MonotonicSeconds() < end) sched_yield();
+  };
+  const std::vector<Key> keys = Range(350, 351);
+  const std::vector<std::byte> row = TestRow(keys[0], 9, options.row_bytes);
+  const std::vector<const std::byte*> rows = {row.data()};
+  TERRACE_ASSERT_OK(harness.store()->Write(keys, rows, {}));
+  other.Join();
+  EXPECT_TRUE(has_room);
+  TERRACE_ASSERT_OK(harness.store()->background_status());
+}
+
 TEST(StoreQuota, OldManifestsGoUnderPressureOneByOne) {
   MemoryFileSystem fs;
   StoreOptions options = OneFileOptions();

@@ -67,26 +67,6 @@ struct StoreImpl::ReadPlan {
   std::vector<FilePtr> held;          // By slot: the files that the places lie in.
 };
 
-// While it lives, files that compaction could remove may be held.
-class StoreImpl::ReadInFlight {
- public:
-  explicit ReadInFlight(StoreImpl* store) : store_(store) {
-    MutexLock lock(&store_->mu_);
-    ++store_->reads_in_flight_;
-  }
-  ~ReadInFlight() {
-    MutexLock lock(&store_->mu_);
-    --store_->reads_in_flight_;
-    store_->compacted_.NotifyAll();
-    if (store_->GoneToRemove()) store_->compaction_wanted_.NotifyAll();
-  }
-  ReadInFlight(const ReadInFlight&) = delete;
-  ReadInFlight& operator=(const ReadInFlight&) = delete;
-
- private:
-  StoreImpl* const store_;
-};
-
 struct StoreImpl::ReadCursor {
   std::size_t next = 0;  // Of ReadPlan::wanted.
   // When files are read whole: the file that is read, and where it is read on; 0: at another file.

@@ -428,6 +428,7 @@ Status StoreImpl::ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files)
 }
 
 Status StoreImpl::FindStored(std::span<SortedKey> order) {
+  const ReadInFlight in_flight(this);  // Ends when the candidates have let their files go.
   std::vector<Candidate> candidates;
   std::vector<std::size_t> unknown;  // By place in the order.
   std::uint64_t hashes[kIndexBatch];
