@@ -1,5 +1,6 @@
 """A damaged run: --verify names all that is wrong, --repair says what it costs, asks, and leaves a run that goes on."""
 import bisect
+import fcntl
 import json
 import os
 import pty
@@ -413,7 +414,20 @@ def test_a_finished_run_without_some_rows(terrace, job, workspace, log):
     run.train().expect(0)
     damage_newest_rows(run, 2, 1)
     repair(run)
+    assert not (run.path / "summary.json").exists()
     assert_goes_on(run, log)
+
+
+def test_a_run_that_is_finished_no_longer(terrace, job, workspace, log, expected):
+    """What its summary tells is of a checkpoint that is gone."""
+    run = harness.Run(terrace, workspace, job)
+    run.train().expect(0)
+    newest = run.path / "dense" / run.checkpoints()[-1].replace("checkpoint", "dense")
+    run_files.overwrite(newest, newest.stat().st_size // 2)
+    assert plan(run)["summary_json"]
+    repair(run)
+    assert not (run.path / "summary.json").exists()
+    assert_same_as_undisturbed(run, log, expected)
 
 
 def test_job_yaml(run, log, expected):
@@ -488,6 +502,48 @@ def test_a_disk_that_does_not_read(run):
     result = inspect(run, "--verify", "--json", "--test-faults", f"read:3+:error:{file.path.name}")
     assert result.returncode == 1
     assert_names(json.loads(result.stdout)["findings"], file.path)
+
+
+@pytest.mark.parametrize("what", ["checkpoints/checkpoint", "dense/dense", "job.yaml"])
+def test_a_small_file_that_the_disk_does_not_read(run, log, expected, what):
+    path = run.path / (what if "." in what else f"{what}-{run.checkpoints()[-1].split('-')[1]}")
+    fault = ("--test-faults", f"read:1+:error:{path.name}")
+    result = inspect(run, "--verify", "--json", *fault)
+    assert result.returncode == 1
+    assert_names(json.loads(result.stdout)["findings"], path)
+    repair(run, *fault)
+    assert_same_as_undisturbed(run, log, expected)
+
+
+def test_a_checkpoint_that_nobody_lets_go(terrace, job, workspace):
+    """Nothing is called sound that was not looked at."""
+    run = harness.Run(terrace, workspace, harness.merge(job, {"checkpoint.keep": 1}))
+    run.train().expect(0)
+    checkpoint = run.path / "checkpoints" / run.checkpoints()[-1]
+    with checkpoint.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        result = inspect(run, "--verify")
+        assert result.returncode == 1 and "no checkpoint of" in result.stderr and not result.stdout, result.stdout + result.stderr
+    assert findings(run) == []
+    # One of another name is none.
+    number = checkpoint.name.split("-")[1]
+    checkpoint.rename(checkpoint.with_name(f"checkpoint-0{number}"))
+    for command in (("--verify",), ("--repair", "--yes")):
+        result = inspect(run, *command)
+        assert result.returncode == 2 and "has no checkpoint" in result.stderr, result.stdout + result.stderr
+
+
+def test_what_was_found_is_told_whatever_follows(run):
+    number = run.checkpoints()[-1].split("-")[1]
+    dense = run.path / f"dense/dense-{number}"
+    run_files.overwrite(dense, dense.stat().st_size // 2)
+    file = max(run_files.row_files(run), key=lambda f: f.rows)
+    run_files.overwrite(file.path, file.path.stat().st_size - 4096)  # Its footer.
+    result = inspect(run, "--verify", "--digest", "--json")
+    assert result.returncode == 1
+    found = json.loads(result.stdout)["findings"]
+    assert_names(found, dense)
+    assert_names(found, file.path)
 
 
 def test_refused_beside_a_trainer(terrace, job, workspace, log):

@@ -416,6 +416,20 @@ def test_one_output_has_one_writer(terrace, finished, log, workspace):
     assert run_binary(terrace, "generate", "--rows", 100, "--output", output).returncode == 0
 
 
+def test_writers_of_one_output_that_start_together(terrace, workspace):
+    output = workspace / "out.txt"
+    for _ in range(40):
+        writers = {rows: subprocess.Popen([str(terrace.binary), "generate", "--rows", str(rows), "--output", str(output)],
+                                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                   for rows in (1, 9000, 2)}
+        said = {rows: writer.communicate(timeout=harness.PATIENCE_SECONDS)[1] for rows, writer in writers.items()}
+        wrote = {rows for rows, writer in writers.items() if writer.returncode == 0}
+        assert len(output.read_text().splitlines()) in wrote, said
+        for rows in writers.keys() - wrote:
+            assert "is being written by another process" in said[rows], said
+        assert [path.name for path in workspace.iterdir()] == ["out.txt"]
+
+
 def test_data_of_other_slots(terrace, workspace, log):
     run = harness.Run(terrace, workspace, jobs.tiny([]),
                       data={"format": "synthetic", "rows": 512, "slots": 10})

@@ -516,7 +516,10 @@ int InspectCommand(FileSystem* fs, const InspectArguments& arguments) {
   if (arguments.repair) return RepairCommand(fs, arguments);
   Report report;
   const Status status = Inspect(fs, arguments, &report);
-  if (!status.ok()) return ReportFailureOfRun(status, arguments.run);
+  if (!status.ok()) {
+    if (report.wrong) (void)Print(report, arguments.json);  // What was found by then.
+    return ReportFailureOfRun(status, arguments.run);
+  }
   const int printed = Print(report, arguments.json);
   return printed == kExitDone && report.wrong ? kExitFailed : printed;
 }

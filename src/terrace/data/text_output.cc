@@ -3,8 +3,11 @@
 #include <zlib.h>
 #include <zstd.h>
 
+#include <chrono>
 #include <utility>
 #include <vector>
+
+#include "terrace/base/mutex.h"
 
 namespace terrace {
 namespace {
@@ -119,11 +122,28 @@ Result<std::unique_ptr<FileLock>> LockPartial(FileSystem* fs, const std::string&
                           "or name another file");
 }
 
+// Between making a file and locking it nobody else looks for one. Null: the file system has no
+// locks, or somebody holds this one for long.
+std::unique_ptr<FileLock> LockFolder(FileSystem* fs, const std::string& folder) {
+  constexpr int kTries = 2000;
+  Mutex mu;
+  CondVar never;  // Another process tells nobody.
+  for (int i = 0; i < kTries; ++i) {
+    Result<std::unique_ptr<FileLock>> lock = fs->Lock(folder, /*exclusive=*/true);
+    if (lock.ok()) return std::move(*lock);
+    if (lock.status().code() != StatusCode::kUnavailable) break;
+    MutexLock waiting(&mu);
+    never.WaitFor(&mu, std::chrono::milliseconds(1));
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<TextFile>> TextFile::Create(FileSystem* fs, const std::string& path) {
   std::unique_ptr<TextFile> text(new TextFile(fs, path));
   const std::string partial = PartialOf(path);
+  const std::unique_ptr<FileLock> folder = LockFolder(fs, FolderOf(path));
   {
     const Result<std::unique_ptr<FileLock>> left = LockPartial(fs, path);
     if (left.status().code() == StatusCode::kUnavailable) return left.status();
@@ -142,12 +162,14 @@ Status TextFile::Publish() {
   TERRACE_RETURN_IF_ERROR(output_->Finish());
   TERRACE_RETURN_IF_ERROR(file_->Sync());
   TERRACE_RETURN_IF_ERROR(fs_->Rename(PartialOf(path_), path_));
+  renamed_ = true;
   return fs_->SyncDirectory(FolderOf(path_));
 }
 
 Status TextFile::GiveUp(const Status& cause) {
   output_.reset();
   file_.reset();
+  if (renamed_) return cause;  // A partial file is somebody else's by now.
   // The cause is what matters; a partial file that stays is removed by the next attempt.
   const Status removed = fs_->Remove(PartialOf(path_));
   const bool gone = removed.ok() || removed.code() == StatusCode::kNotFound;

@@ -53,6 +53,7 @@ class TextFile {
   const std::string path_;
   std::unique_ptr<File> file_;
   std::unique_ptr<FileLock> lock_;  // Null where the file system has none.
+  bool renamed_ = false;
   std::unique_ptr<TextOutput> output_;
 };
 

@@ -566,16 +566,8 @@ inline constexpr std::size_t kPrefetchRows = 8;
 // While it lives, files that compaction could remove may be held.
 class StoreImpl::ReadInFlight {
  public:
-  explicit ReadInFlight(StoreImpl* store) : store_(store) {
-    MutexLock lock(&store_->mu_);
-    ++store_->reads_in_flight_;
-  }
-  ~ReadInFlight() {
-    MutexLock lock(&store_->mu_);
-    --store_->reads_in_flight_;
-    store_->compacted_.NotifyAll();
-    if (store_->GoneToRemove()) store_->compaction_wanted_.NotifyAll();
-  }
+  explicit ReadInFlight(StoreImpl* store);
+  ~ReadInFlight();
   ReadInFlight(const ReadInFlight&) = delete;
   ReadInFlight& operator=(const ReadInFlight&) = delete;
 

@@ -67,6 +67,18 @@ struct StoreImpl::ReadPlan {
   std::vector<FilePtr> held;          // By slot: the files that the places lie in.
 };
 
+StoreImpl::ReadInFlight::ReadInFlight(StoreImpl* store) : store_(store) {
+  MutexLock lock(&store_->mu_);
+  ++store_->reads_in_flight_;
+}
+
+StoreImpl::ReadInFlight::~ReadInFlight() {
+  MutexLock lock(&store_->mu_);
+  --store_->reads_in_flight_;
+  store_->compacted_.NotifyAll();
+  if (store_->GoneToRemove()) store_->compaction_wanted_.NotifyAll();
+}
+
 struct StoreImpl::ReadCursor {
   std::size_t next = 0;  // Of ReadPlan::wanted.
   // When files are read whole: the file that is read, and where it is read on; 0: at another file.

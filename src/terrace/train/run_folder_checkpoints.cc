@@ -4,6 +4,8 @@
 #include <optional>
 #include <set>
 
+#include <fmt/format.h>
+
 #include "terrace/base/log.h"
 #include "terrace/base/sync_point.h"
 #include "terrace/train/run_folder_impl.h"
@@ -25,7 +27,9 @@ std::optional<std::uint64_t> NumberOf(const std::string& name, std::string_view 
   const char* end = name.data() + name.size();
   std::uint64_t number = 0;
   auto [rest, error] = std::from_chars(begin, end, number);
-  if (error != std::errc() || rest != end || end - begin < 8) return std::nullopt;
+  if (error != std::errc() || rest != end || fmt::format("{:08}", number) != begin) {
+    return std::nullopt;
+  }
   return number;
 }
 

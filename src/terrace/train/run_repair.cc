@@ -66,7 +66,10 @@ Status RunRepair::MakePlan(const RepairOptions& options) {
   ChooseDropped();
   plan_.markers = !scrub_.marker.empty();
   plan_.job = !scrub_.job.empty();
-  plan_.summary = !scrub_.summary.empty();
+  // One of a checkpoint that the run does not end with would tell of another run.
+  const bool ends_elsewhere = plan_.base != plan_.newest || plan_.successor > 0;
+  plan_.summary = !scrub_.summary.empty() ||
+                  (ends_elsewhere && fs_->Stat(JoinPath(folder_->path(), "summary.json")).ok());
   for (const DamagedMetrics& stretch : scrub_.damaged_metrics) {
     plan_.metrics_bytes += stretch.bytes;
   }

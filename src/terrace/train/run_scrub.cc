@@ -19,6 +19,11 @@ bool IsDamage(const Status& status) {
   return status.code() == StatusCode::kCorruption || status.code() == StatusCode::kNotFound;
 }
 
+// The disk opens a file and does not give what is in it.
+bool IsUnreadable(FileSystem* fs, const std::string& path, const Status& status) {
+  return status.code() == StatusCode::kIo && fs->Open(path, OpenMode::kRead).ok();
+}
+
 class RunScrubber {
  public:
   RunScrubber(FileSystem* fs, RunFolder* run) : fs_(fs), run_(run) {}
@@ -31,7 +36,7 @@ class RunScrubber {
   void Note(const std::string& path, const Status& status, std::vector<Finding>* findings) {
     if (status.ok()) return;
     findings->push_back({path, 0, status.message()});
-    Refuse(status);
+    if (!IsUnreadable(fs_, path, status)) Refuse(status);
   }
   void Refuse(const Status& status) {
     if (!status.ok() && !IsDamage(status) && scrub_.refused.ok()) scrub_.refused = status;
@@ -48,6 +53,8 @@ class RunScrubber {
   std::string CheckpointPath(std::uint64_t id) const {
     return JoinPath(At("checkpoints"), CheckpointFileName(id));
   }
+  // Of those that are there and can be held.
+  Status ScrubCheckpoints(bool hold_checkpoints);
   Status ScrubCheckpoint(std::uint64_t id);
   void ScrubFilters(const Checkpoint& checkpoint, std::vector<Finding>* findings);
   Status ScrubStore(const Checkpoint::StoreManifest& named, CheckpointScrub* checkpoint);
@@ -66,12 +73,28 @@ class RunScrubber {
 };
 
 Status RunScrubber::ScrubAll(bool hold_checkpoints) {
+  // A trainer that keeps one may drop it whenever we look.
+  constexpr int kTries = 100;
+  for (int i = 0; scrub_.checkpoints.empty() && i < kTries; ++i) {
+    TERRACE_RETURN_IF_ERROR(ScrubCheckpoints(hold_checkpoints));
+  }
+  if (scrub_.checkpoints.empty()) {
+    return UnavailableError(
+        fmt::format("no checkpoint of '{}' can be held: another process is dropping or locking "
+                    "them; try again",
+                    run_->path()));
+  }
+  run_->ScrubMarkers(&scrub_.marker, &scrub_.refused);
+  ScrubReports();
+  return OkStatus();
+}
+
+Status RunScrubber::ScrubCheckpoints(bool hold_checkpoints) {
   TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids, run_->ListCheckpointFiles());
   if (ids.empty()) {
     return NotFoundError(fmt::format(
         "the run '{}' has no checkpoint yet: wait for its first, or train it", run_->path()));
   }
-  run_->ScrubMarkers(&scrub_.marker, &scrub_.refused);
   std::vector<std::uint64_t> held;
   for (const std::uint64_t id : ids) {
     if (hold_checkpoints) {
@@ -85,7 +108,6 @@ Status RunScrubber::ScrubAll(bool hold_checkpoints) {
     held.push_back(id);
   }
   for (const std::uint64_t id : held) TERRACE_RETURN_IF_ERROR(ScrubCheckpoint(id));
-  ScrubReports();
   return OkStatus();
 }
 
@@ -189,6 +211,7 @@ void RunScrubber::ScrubReports() {
   const std::string metrics = At("metrics.jsonl");
   Result<std::vector<DamagedMetrics>> lines = ScrubMetrics(fs_, metrics, scrub_.metrics_bytes);
   Note(metrics, lines.status(), &scrub_.metrics);
+  Refuse(lines.status());  // What can't be read can't be copied either.
   if (lines.ok()) scrub_.damaged_metrics = std::move(lines).value();
   for (const DamagedMetrics& stretch : scrub_.damaged_metrics) {
     scrub_.metrics.push_back({metrics, stretch.offset, stretch.what});
