@@ -46,7 +46,7 @@ def job(request, logs):
     job = jobs.evicting([train], [validation], validation={"every_examples": 2048}, metrics={"every_examples": 512},
                        memory={"budget": SMALL_BUDGET})
     # With so many weights what is left of the rows does not fit into the small budget.
-    job["table"].update({"dim": 112 if request.param == "expiry" else 144, **TABLES[request.param]})
+    job["table"].update({"dim": 136 if request.param == "expiry" else 144, **TABLES[request.param]})
     return job
 
 

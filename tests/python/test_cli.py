@@ -401,18 +401,19 @@ def test_one_output_has_one_writer(terrace, finished, log, workspace):
     data, output = workspace / "data.tsv", workspace / "out.txt"
     data.write_text(log.read_text() * 500)
     process = terrace.start("predict", finished.path, "--data", data, "--output", output, log=workspace / "log")
-    while process.poll() is None and not (workspace / "out.txt.partial").exists():
+    partial = workspace / "out.txt.partial"
+    while process.poll() is None and not (partial.exists() and partial.stat().st_size > 0):
         time.sleep(0.001)
     process.signal(signal.SIGSTOP)
     for command in (("generate", "--rows", 100), ("predict", finished.path, "--data", log)):
         refused = run_binary(terrace, *command, "--output", output)
         assert refused.returncode != 0 and "is being written by another process" in refused.stderr, refused.stderr
-        assert not output.exists() and (workspace / "out.txt.partial").exists()
+        assert not output.exists() and partial.exists()
     process.signal(signal.SIGCONT)
     process.wait().expect(0)
     assert len(output.read_text().splitlines()) == len(data.read_text().splitlines())
     # A process that was killed holds nothing.
-    (workspace / "out.txt.partial").write_text("left")
+    partial.write_text("left")
     assert run_binary(terrace, "generate", "--rows", 100, "--output", output).returncode == 0
 
 

@@ -123,19 +123,21 @@ Result<std::unique_ptr<FileLock>> LockPartial(FileSystem* fs, const std::string&
 }
 
 // Between making a file and locking it nobody else looks for one. Null: the file system has no
-// locks, or somebody holds this one for long.
-std::unique_ptr<FileLock> LockFolder(FileSystem* fs, const std::string& folder) {
+// locks.
+Result<std::unique_ptr<FileLock>> LockFolder(FileSystem* fs, const std::string& folder) {
   constexpr int kTries = 2000;
   Mutex mu;
   CondVar never;  // Another process tells nobody.
   for (int i = 0; i < kTries; ++i) {
     Result<std::unique_ptr<FileLock>> lock = fs->Lock(folder, /*exclusive=*/true);
-    if (lock.ok()) return std::move(*lock);
-    if (lock.status().code() != StatusCode::kUnavailable) break;
+    if (lock.ok()) return lock;
+    if (lock.status().code() != StatusCode::kUnavailable) return std::unique_ptr<FileLock>();
     MutexLock waiting(&mu);
     never.WaitFor(&mu, std::chrono::milliseconds(1));
   }
-  return nullptr;
+  return UnavailableError("'" + folder +
+                          "' is locked by another process: wait for its end, or name "
+                          "a file in another folder");
 }
 
 }  // namespace
@@ -143,7 +145,7 @@ std::unique_ptr<FileLock> LockFolder(FileSystem* fs, const std::string& folder) 
 Result<std::unique_ptr<TextFile>> TextFile::Create(FileSystem* fs, const std::string& path) {
   std::unique_ptr<TextFile> text(new TextFile(fs, path));
   const std::string partial = PartialOf(path);
-  const std::unique_ptr<FileLock> folder = LockFolder(fs, FolderOf(path));
+  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<FileLock> folder, LockFolder(fs, FolderOf(path)));
   {
     const Result<std::unique_ptr<FileLock>> left = LockPartial(fs, path);
     if (left.status().code() == StatusCode::kUnavailable) return left.status();
