@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "terrace/data/click_log_generator.h"
-#include "terrace/data/text_output.h"
+#include "terrace/data/text_file.h"
 
 namespace terrace {
 namespace {

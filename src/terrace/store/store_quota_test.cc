@@ -32,6 +32,15 @@ StoreOptions OneFileOptions() {
   return options;
 }
 
+// Compacts in the background, but nothing by itself: only to make room.
+StoreOptions OptionsForRoom() {
+  StoreOptions options = OneFileOptions();
+  options.background_compaction = true;
+  options.compaction = CompactionPolicy::kModelSize;
+  options.most_run_bytes = 1 << 20;
+  return options;
+}
+
 TEST(DiskQuota, CountsAndRefuses) {
   DiskQuota quota(1000);
   TERRACE_ASSERT_OK(quota.Reserve(400, 600));
@@ -117,10 +126,7 @@ TEST(StoreQuota, AWriteAwaitsReadsThatHoldWhatItNeeds) {
 TEST(StoreQuota, RoomIsMadeOfWhatAWriteLooksAt) {
   MemoryFileSystem memory;
   HookedFileSystem fs(&memory);
-  StoreOptions options = OneFileOptions();
-  options.background_compaction = true;
-  options.compaction = CompactionPolicy::kModelSize;
-  options.most_run_bytes = 1 << 20;  // By itself it would compact nothing.
+  const StoreOptions options = OptionsForRoom();
   StoreHarness harness(&fs, 1 << 20, options);
   DiskQuota* const quota = harness.quota();
   TERRACE_ASSERT_OK(harness.Create());
@@ -289,10 +295,7 @@ TEST(StoreQuota, CompactionThatFreesNothingLeavesTheReserveToTheCheckpoint) {
 
 TEST(StoreQuota, MakeRoomCompactsNoMoreThanIsAskedFor) {
   MemoryFileSystem fs;
-  StoreOptions options = OneFileOptions();
-  options.background_compaction = true;
-  options.compaction = CompactionPolicy::kModelSize;
-  options.most_run_bytes = 1 << 20;  // By itself it would compact nothing.
+  const StoreOptions options = OptionsForRoom();
   StoreHarness harness(&fs, 1 << 20, options);
   DiskQuota* const quota = harness.quota();
   TERRACE_ASSERT_OK(harness.Create());

@@ -10,7 +10,7 @@
 #include "terrace/base/clock.h"
 #include "terrace/base/units.h"
 #include "terrace/data/file_list.h"
-#include "terrace/data/text_output.h"
+#include "terrace/data/text_file.h"
 #include "terrace/io/same_file.h"
 #include "terrace/train/checkpoint.h"
 #include "terrace/train/evaluation.h"

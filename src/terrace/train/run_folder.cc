@@ -173,8 +173,8 @@ Status RunFolderImpl::OpenForWriting(Mode mode) {
   // Folders of rows are told with the whole of their path, the working directory's included.
   for (const std::string& path : AbsoluteAll(job_->ssd.paths)) {
     TERRACE_RETURN_IF_ERROR(CheckUtf8("ssd.paths", path));
-    TERRACE_RETURN_IF_ERROR(CheckUtf8("output", Absolute(path_)));
   }
+  if (!job_->ssd.paths.empty()) TERRACE_RETURN_IF_ERROR(CheckUtf8("output", Absolute(path_)));
   TERRACE_RETURN_IF_ERROR(MakeFolders(path_));
   TERRACE_RETURN_IF_ERROR(TakeLock());
   // Once more: another process may have begun a run before the lock was ours.

@@ -1,4 +1,4 @@
-#include "terrace/data/text_output.h"
+#include "terrace/data/text_file.h"
 
 #include <gtest/gtest.h>
 

@@ -1,15 +1,39 @@
-#include "terrace/data/text_output.h"
+#include "terrace/data/text_file.h"
 
 #include <zlib.h>
 #include <zstd.h>
 
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
 #include "terrace/base/mutex.h"
 
 namespace terrace {
+
+// Text to an empty file, which is borrowed.
+class TextOutput {
+ public:
+  virtual ~TextOutput() = default;
+  virtual Status Append(std::string_view text) = 0;
+  // Once, after all text. The file is not synced.
+  virtual Status Finish() = 0;
+
+ protected:
+  explicit TextOutput(File* file) : file_(file) {}
+  Status Write(const void* data, std::size_t size) {
+    TERRACE_RETURN_IF_ERROR(file_->WriteAt(offset_, {static_cast<const std::byte*>(data), size}));
+    offset_ += size;
+    return OkStatus();
+  }
+
+ private:
+  File* const file_;
+  std::uint64_t offset_ = 0;
+};
+
 namespace {
 
 // Of one write.
@@ -86,14 +110,7 @@ class ZstdOutput final : public TextOutput {
   std::vector<char> buffer_;
 };
 
-}  // namespace
-
-Status TextOutput::Write(const void* data, std::size_t size) {
-  TERRACE_RETURN_IF_ERROR(file_->WriteAt(offset_, {static_cast<const std::byte*>(data), size}));
-  offset_ += size;
-  return OkStatus();
-}
-
+// `path`: its name in the end.
 Result<std::unique_ptr<TextOutput>> NewTextOutput(File* file, const std::string& path) {
   if (path.ends_with(".gz")) {
     auto output = std::make_unique<GzipOutput>(file);
@@ -107,10 +124,6 @@ Result<std::unique_ptr<TextOutput>> NewTextOutput(File* file, const std::string&
   }
   return std::unique_ptr<TextOutput>(std::make_unique<PlainOutput>(file));
 }
-
-std::string PartialOf(const std::string& path) { return path + ".partial"; }
-
-namespace {
 
 // Null: the file system has no locks.
 Result<std::unique_ptr<FileLock>> LockPartial(FileSystem* fs, const std::string& path) {
@@ -141,6 +154,14 @@ Result<std::unique_ptr<FileLock>> LockFolder(FileSystem* fs, const std::string& 
 }
 
 }  // namespace
+
+std::string PartialOf(const std::string& path) { return path + ".partial"; }
+
+TextFile::TextFile(FileSystem* fs, const std::string& path) : fs_(fs), path_(path) {}
+
+TextFile::~TextFile() = default;
+
+Status TextFile::Append(std::string_view text) { return output_->Append(text); }
 
 Result<std::unique_ptr<TextFile>> TextFile::Create(FileSystem* fs, const std::string& path) {
   std::unique_ptr<TextFile> text(new TextFile(fs, path));
