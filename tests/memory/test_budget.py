@@ -152,14 +152,16 @@ def test_validation(terrace, workspace, train_log, peak, changes):
 
 
 def test_large_blocks(terrace, workspace, train_log, peak):
-    """Whose buffers are most of the least budget that would do."""
+    """Whose buffers are most of the least budget that would do. How many of them are touched is a matter of time."""
     job = jobs.tiny([train_log])
     job["ssd"]["shards"] = 16
-    run = harness.Run(terrace, workspace, job, **{"table.index": "group", "table.expected_keys": 400_000, "table.group_block": "256KiB"})
+    by_group = {"table.index": "group", "table.expected_keys": 400_000}
+    without = least_budget(harness.Run(terrace, workspace, job, name="without", **by_group))
+    run = harness.Run(terrace, workspace, job, **by_group, **{"table.group_block": "256KiB"})
     least = least_budget(run)
+    assert least > 2 * without, f"{least} MiB for {without} without them"
     run.train("--set", f"memory.budget={least}MiB", prefix=peak.prefix).expect(0)
     assert peak.read() <= least * jobs.MIB, f"{peak.read() / jobs.MIB:.0f} of {least} MiB"
-    assert peak.read() > least * jobs.MIB * 0.7
 
 
 @pytest.mark.parametrize("name", ["train", "validation"])
