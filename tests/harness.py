@@ -2,8 +2,10 @@
 import copy
 import gzip
 import json
+import math
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -150,6 +152,21 @@ class Run:
 
     def train(self, *flags, prefix=(), timeout=PATIENCE_SECONDS):
         return self.start(*flags, prefix=prefix).wait(timeout)
+
+    def least_budget(self, *flags, below="16MiB"):
+        """In MiB: what the refusal of a budget below it says would do."""
+        outcome = self.train(*flags, "--set", f"memory.budget={below}").expect(2)
+        return math.ceil(float(re.search(r"needs at least ([\d.]+) ?MiB", outcome.output).group(1)))
+
+    def resume_as_advised(self, outcome):
+        """To the end. A run whose index outgrew the budget says which one would do: it is followed."""
+        advised = 0
+        while outcome.code == 1:
+            advice = re.search(r"memory\.budget(?:=| must be at least )([\d.]+) ?MiB", outcome.output)
+            assert advice and advised < 8, outcome.output[-4000:]
+            advised += 1
+            outcome = self.train("--resume", "--set", f"memory.budget={math.ceil(float(advice.group(1)))}MiB")
+        outcome.expect(0)
 
     def digest(self):
         digest = self.terrace.text("inspect", self.path, "--digest").strip()

@@ -8,6 +8,7 @@ Both peers get the keys as tensors in memory, so that reading and parsing cost t
 """
 import argparse
 import json
+import resource
 import statistics
 import time
 
@@ -129,7 +130,8 @@ def measure(tables, options, inputs):
             loss = step(number)
         rates.append(options.steps * options.minibatch / (time.perf_counter() - start))
     assert torch.isfinite(loss)
-    return {"median": statistics.median(rates), "best": max(rates), "repeats": len(rates)}
+    return {"median": statistics.median(rates), "least": min(rates), "most": max(rates), "samples": len(rates),
+            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10}
 
 
 def main():

@@ -2,7 +2,7 @@
 """Whole-system speed, each figure with the command that took it.
 
   run.py peers     examples/s from a click log against PyTorch and FBGEMM on the CPU fed with ready tensors, all in
-                   memory (scripts/setup-peers first)
+                   memory, of which each has as much as --budget says (scripts/setup-peers first)
   run.py curve     examples/s against model bytes / memory budget, with either index
   run.py overlap   wall time at depth 2 against what the job could take at best
   run.py interrupt seconds from SIGINT to the end of the process, with its checkpoint
@@ -29,6 +29,9 @@ import time
 import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from memory_limit import MemoryLimit  # noqa: E402
+
 TERRACE = ROOT / "build/bin/terrace"
 PEERS_PYTHON = ROOT / ".venv-peers/bin/python"
 GIB = 1 << 30
@@ -47,8 +50,8 @@ def bound(command, threads):
     return ["taskset", "-c", ",".join(map(str, cores)), *map(str, command)]
 
 
-def execute(command, env=None):
-    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env)
+def execute(command, env=None, run=subprocess.run):
+    result = run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env)
     if result.returncode != 0:
         raise SystemExit(f"exit {result.returncode}: {' '.join(command)}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}")
     return result.stdout
@@ -117,7 +120,8 @@ class Watch:
 class Trainer:
     """Runs of `terrace train` in a scratch folder."""
 
-    def __init__(self, options):
+    def __init__(self, options, run=subprocess.run):
+        self.run = run
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="terrace-bench-", dir=options.scratch))
         self.binary = options.binary
         self.settings = [argument for setting in options.set for argument in ("--set", setting)]
@@ -133,7 +137,7 @@ class Trainer:
 
     def train(self, job, threads, keep=False):
         command, run = self.command(job, threads)
-        execute(command)
+        execute(command, run=self.run)
         summary = json.loads((run / "summary.json").read_text())
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         if not keep:
@@ -190,17 +194,19 @@ def peers(options):
     targets = {"64,32": 2.0, "256,128": 1.4, "1024,512,256": 1.15}
     if not PEERS_PYTHON.exists():
         raise SystemExit("run scripts/setup-peers first")
-    trainer = Trainer(options)
+    limit = MemoryLimit(bytes_of(options.budget))
+    trainer = Trainer(options, limit.run)
     results = []
-    print(f"machine: {machine()}")
-    print(f"dim {options.dim}, 26 slots of {options.cardinality:,} categories, Zipf 1.05; examples/s, median (best)")
-    print(f"{'network':>14} {'batch':>6} {'threads':>7} {'torch':>19} {'FBGEMM':>19} {'dense only':>19} {'Terrace':>19} "
-          f"{'ratio':>6} {'aim':>5} {'beyond dense':>13}")
+    print(f"machine: {machine()}; {limit}")
+    print(f"dim {options.dim}, 26 slots of {options.cardinality:,} categories, Zipf 1.05; examples/s, the median (least..most) of "
+          f"intervals; of Terrace the median of {options.repeats} runs")
+    print(f"{'network':>14} {'batch':>6} {'threads':>7} {'torch':>27} {'FBGEMM':>27} {'dense only':>27} {'Terrace':>27} "
+          f"{'ratio':>6} {'aim':>5} {'beyond dense':>13}  {'peak MiB of each':>22}")
     try:
         for hidden in options.hidden:
             for minibatch in options.minibatch:
                 for threads in options.threads:
-                    row = compare(options, trainer, hidden, minibatch, threads)
+                    row = compare(options, trainer, limit, hidden, minibatch, threads)
                     row["target"] = targets.get(hidden)
                     results.append(row)
                     print_comparison(row)
@@ -209,8 +215,8 @@ def peers(options):
     return results
 
 
-def compare(options, trainer, hidden, minibatch, threads):
-    row = {"hidden": hidden, "minibatch": minibatch, "threads": threads}
+def compare(options, trainer, limit, hidden, minibatch, threads):
+    row = {"hidden": hidden, "minibatch": minibatch, "threads": threads, "memory": str(limit)}
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     for peer in ("torch", "fbgemm", "dense"):
         best = None
@@ -220,12 +226,12 @@ def compare(options, trainer, hidden, minibatch, threads):
             found = json.loads(execute(bound(
                 [PEERS_PYTHON, ROOT / "benchmarks/end_to_end/peer.py", peer, "--threads", threads, "--dim", options.dim,
                  "--hidden", hidden, "--minibatch", minibatch, "--cardinality", options.cardinality, "--seconds",
-                 options.seconds, "--precision", precision], threads), environment))
+                 options.seconds, "--precision", precision, "--seed", options.seed], threads), environment, limit.run))
             found["precision"] = precision
             if best is None or found["median"] > best["median"]:
                 best = found
         row[peer] = best
-    rates, best, whole, cpu = [], 0, [], []
+    rates, intervals, whole, cpu, peaks = [], [], [], [], []
     # The peers' rows all exist when they are timed, and no page is new. Here that is so in the second epoch, of
     # which the first tenth and the end, for which all has been read ahead, don't count.
     rows = max(8, int(row["fbgemm"]["median"] * options.seconds * 2) // options.batch) * options.batch
@@ -240,11 +246,13 @@ def compare(options, trainer, hidden, minibatch, threads):
         if any(span["cache"]["created"] for span in spans):
             raise SystemExit("rows were created in the second epoch")
         rates.append(rate_of(spans))
-        best = max(best, *(span["examples_per_second"] for span in spans))
+        intervals += [span["examples_per_second"] for span in spans]
+        peaks.append(summary["memory"]["peak_bytes"])
         whole.append(summary["examples_per_second"])
         cpu.append(summary["cpu_seconds"])
-    row["terrace"] = {"median": statistics.median(rates), "best": best, "whole_run": statistics.median(whole),
-                      "cpu_seconds": statistics.median(cpu), "examples": 2 * rows}
+    row["terrace"] = {"median": statistics.median(rates), "least": min(intervals), "most": max(intervals),
+                      "samples": len(intervals), "peak_bytes": max(peaks), "whole_run": statistics.median(whole), "cpu_seconds": statistics.median(cpu),
+                      "examples": 2 * rows}
     row["ratio"] = row["terrace"]["median"] / max(row["torch"]["median"], row["fbgemm"]["median"])
     seconds = {name: minibatch / row[name]["median"] for name in ("fbgemm", "dense", "terrace")}
     beyond = seconds["fbgemm"] - seconds["dense"]
@@ -258,12 +266,14 @@ def has_amx():
 
 def print_comparison(row):
     def cell(name):
-        return f"{row[name]['median']:>9,.0f} ({row[name]['best']:>7,.0f})"
+        spread = f"({row[name]['least']:,.0f}..{row[name]['most']:,.0f})"
+        return f"{row[name]['median']:>9,.0f} {spread:>17}"
     aim = f"{row['target']:.2f}" if row["target"] else "-"
+    peaks = " ".join(f"{row[name]['peak_bytes'] >> 20}" for name in ("torch", "fbgemm", "dense", "terrace"))
     # FBGEMM may seem to take no time beyond the dense step, where that is most of all.
     share = f"{100 * row['beyond_dense_share']:.0f} %" if row["beyond_dense_share"] is not None else "-"
     print(f"{row['hidden']:>14} {row['minibatch']:>6} {row['threads']:>7} {cell('torch')} {cell('fbgemm')} {cell('dense')} "
-          f"{cell('terrace')} {row['ratio']:>6.2f} {aim:>5} {share:>13}", flush=True)
+          f"{cell('terrace')} {row['ratio']:>6.2f} {aim:>5} {share:>13}  {peaks:>22}", flush=True)
 
 
 # --- curve ----------------------------------------------------------------------------------------

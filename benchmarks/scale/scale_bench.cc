@@ -3,8 +3,12 @@
 // batches as training does, uniform and by a power law, then found again by a restart. Every row
 // that is pulled is checked. A step that does not fit is not begun, and the reason is said.
 //
-//   scale_bench [--tiny] [--folder F] [--budget-mib N] [--first N] [--most N] [--row-bytes N]
-//               [--batch N] [--batches N] [--shards N] [--read-threads N] [--seed N]
+//   scale_bench [--tiny] [--folder F] [--index key|group] [--budget-mib N] [--first N] [--most N]
+//               [--row-bytes N] [--batch N] [--batches N] [--shards N] [--read-threads N]
+//               [--restarts N] [--seed N]
+//
+// Figures are medians (least..most) of n samples: of tenths of the load, of batches, of restarts.
+// The whole load, its commit included, is one figure.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -17,20 +21,24 @@
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
 #include "terrace/base/testing/bench_flags.h"
+#include "terrace/base/testing/bench_keys.h"
+#include "terrace/base/testing/bench_spread.h"
 #include "terrace/base/units.h"
 #include "terrace/cache/row_cache.h"
 #include "terrace/data/click_log_generator.h"
 #include "terrace/io/file_system.h"
+#include "terrace/store/group_block.h"
 #include "terrace/store/read_cost.h"
 #include "terrace/store/store.h"
+#include "terrace/store/testing/bench_disk.h"
 
 namespace terrace {
 namespace {
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr double kZipf = 1.05;
-// What a key takes of the index at most (docs/decisions/key-index.md).
-constexpr std::uint64_t kIndexBytesPerKey = 9;
+// What a key, or a block of rows, takes of the index at most (docs/decisions/key-index.md).
+constexpr std::uint64_t kIndexBytesPerEntry = 9;
 constexpr std::uint64_t kProcessBytes = 16 * kMiB;  // Code, stacks, the allocator.
 constexpr std::uint64_t kListBytesPerKey = 128;     // Of a batch: the bench's lists and the tiers'.
 constexpr std::uint64_t kIoBufferBytes = 8 * kMiB;
@@ -38,6 +46,7 @@ constexpr std::uint32_t kLeastRowBytes = 16;
 
 struct Settings {
   std::string folder = ".";
+  std::string index = "key";
   std::uint64_t budget_mib = 8192;
   std::uint64_t first = 1'000'000;
   std::uint64_t most = 500'000'000;
@@ -46,10 +55,11 @@ struct Settings {
   std::uint64_t batches = 30;  // Of each kind; the first third is not measured.
   std::uint64_t shards = 1;
   std::uint64_t read_threads = 1;  // Of a shard; a restart has no others.
+  std::uint64_t restarts = 5;
   std::uint64_t seed = 0;
-};
 
-Key KeyAt(std::uint64_t i) { return MixKey(i ^ 0x5555); }
+  IndexKind index_kind() const { return index == "group" ? IndexKind::kGroup : IndexKind::kKey; }
+};
 
 // A row tells its key, how often it was trained, and its key again at its end.
 void MakeRow(Key key, std::uint32_t row_bytes, std::byte* row) {
@@ -67,21 +77,15 @@ void TrainRow(std::byte* row) {
   std::memcpy(row + 8, &times, sizeof times);
 }
 
-struct Spread {
-  double median = 0, least = 0, most = 0;
-};
-Spread SpreadOf(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return {values[values.size() / 2], values.front(), values.back()};
-}
-
 // What one number of rows came to, rates in rows a second.
 struct Step {
   std::uint64_t rows = 0;
-  double load = 0;
+  double load = 0;       // Of the whole.
+  Spread load_parts;     // Without the commit.
   Spread uniform, zipf;  // Pulled, trained and pushed.
-  double open = 0;
-  double open_share = 0;  // Of the disk's sequential rate.
+  Spread open;
+  double open_share = 0;                   // Of the disk's sequential rate.
+  double index_bytes = 0, disk_bytes = 0;  // A row, after the load.
 };
 
 std::uint64_t AvailableMemory() {
@@ -99,16 +103,35 @@ std::uint64_t AvailableMemory() {
 class Scale {
  public:
   Scale(const Settings& settings, std::uint64_t rows)
-      : settings_(settings), rows_(rows), rng_(settings.seed) {}
+      : settings_(settings), rows_(rows), keys_(settings.seed), rng_(settings.seed) {}
 
   // Why these rows can't be measured here; empty: they can.
   Result<std::string> WhyNot() const;
   Result<Step> Run();
 
  private:
-  std::uint64_t RecordBytes() const { return (settings_.row_bytes + 7) / 8 * 8 + 24 + 16; }
+  bool by_group() const { return settings_.index_kind() == IndexKind::kGroup; }
+  std::uint64_t RowsOfShard() const { return rows_ / settings_.shards + 1; }
+  // Of a shard: records, rows or blocks of them.
+  std::uint64_t RecordsOfShard() const {
+    // One group in five takes a second block, or fewer do.
+    return by_group() ? GroupLayout::Of(settings_.row_bytes).GroupsFor(RowsOfShard()) / 5 * 6 + 1
+                      : RowsOfShard();
+  }
+  std::uint64_t RecordBytes() const {
+    return (RecordRowBytes(settings_.index_kind(), settings_.row_bytes, 0) + 7) / 8 * 8 + 24 + 16;
+  }
+  std::uint64_t IndexBytes() const {
+    const std::uint64_t entries = RecordsOfShard() * kIndexBytesPerEntry;
+    return by_group()
+               ? entries + Store::GroupIndexBytes(settings_.row_bytes, GroupShape(), RowsOfShard())
+               : entries;
+  }
   std::uint64_t FixedBytes() const {
-    return kProcessBytes + rows_ * kIndexBytesPerKey + 3 * kIoBufferBytes * settings_.shards +
+    const std::uint64_t buffers =
+        3 * kIoBufferBytes +
+        Store::FurtherBufferBytes(settings_.index_kind(), settings_.row_bytes, GroupShape());
+    return kProcessBytes + (IndexBytes() + buffers) * settings_.shards +
            kListBytesPerKey * settings_.batch;
   }
   std::string Directory(std::uint64_t shard) const {
@@ -121,6 +144,7 @@ class Scale {
   std::vector<Key> DrawBatch(bool zipf);
   Status Commit();
   Status Restart(Step* step);
+  // Bytes a second of the stores' own files, past the page cache; 0 where they are too small.
   Result<double> SequentialRate();
   StoreStats Stats() const {
     StoreStats stats;
@@ -130,6 +154,7 @@ class Scale {
 
   const Settings settings_;
   const std::uint64_t rows_;
+  const BenchKeys keys_;
   FileSystem* const fs_ = FileSystem::Posix();
   Rng rng_;
   DiskQuota quota_{std::uint64_t{1} << 50};
@@ -158,8 +183,9 @@ Result<std::string> Scale::WhyNot() const {
   // there before, as everything is when a third of it is stale. A tenth is left to others.
   TERRACE_ASSIGN_OR_RETURN(const DiskSpace disk, fs_->Space(settings_.folder));
   const std::uint64_t written = 2 * settings_.batches * settings_.batch;
-  const std::uint64_t rows = rows_ + std::min(2 * rows_, 6 * written);
-  const std::uint64_t wanted = rows * RecordBytes() + 256 * kMiB;
+  const std::uint64_t records = RecordsOfShard() * settings_.shards;
+  const std::uint64_t wanted =
+      (records + std::min(2 * records, 6 * written)) * RecordBytes() + 256 * kMiB;
   if (disk.free_bytes / 10 * 9 < wanted) {
     return "they take up to " + FormatBytes(wanted) + " of the disk, and " +
            FormatBytes(disk.free_bytes) + " are free";
@@ -177,6 +203,8 @@ Status Scale::Open() {
     options.table = "scale";
     options.shard = static_cast<std::uint32_t>(shard);
     options.row_bytes = settings_.row_bytes;
+    options.index = settings_.index_kind();
+    options.expected_rows = RowsOfShard();
     options.io_buffer_bytes = kIoBufferBytes;
     options.read_threads = static_cast<int>(settings_.read_threads);
     options.merge_gap_bytes = cost_.MergeGapBytes();
@@ -194,6 +222,7 @@ Status Scale::Open() {
   RowCacheOptions options;
   options.row_bytes = settings_.row_bytes;
   options.capacity_bytes = settings_.budget_mib * kMiB - FixedBytes();
+  options.flush_bytes = RowCacheOptions::FlushBytesFor(options.capacity_bytes);
   options.create_row = [bytes = settings_.row_bytes](Key key, std::byte* row) {
     MakeRow(key, bytes, row);
   };
@@ -203,26 +232,34 @@ Status Scale::Open() {
 
 Status Scale::Load(Step* step) {
   const double start = Clock::Real()->MonotonicSeconds();
+  PartRates parts(rows_, start);
   std::vector<Key> keys;
   for (std::uint64_t row = 0; row < rows_;) {
     keys.clear();
-    for (; keys.size() < settings_.batch && row < rows_; ++row) keys.push_back(KeyAt(row));
+    for (; keys.size() < settings_.batch && row < rows_; ++row) keys.push_back(keys_.At(row));
     TERRACE_ASSIGN_OR_RETURN(PinnedRows pinned, cache_->Pin(keys));
     for (std::size_t w = 0; w < keys.size(); ++w) TrainRow(pinned.row(w));
     pinned.MarkDirty(0, keys.size());
+    parts.Done(row, Clock::Real()->MonotonicSeconds());
   }
+  const double filled = Clock::Real()->MonotonicSeconds();
   TERRACE_RETURN_IF_ERROR(Commit());
-  const double seconds = Clock::Real()->MonotonicSeconds() - start;
+  const double end = Clock::Real()->MonotonicSeconds();
   const StoreStats stats = Stats();
   if (stats.live_rows != rows_) return InternalError("rows are missing after the load");
-  step->load = static_cast<double>(rows_) / seconds;
   const auto rows = static_cast<double>(rows_);
+  step->load = rows / (end - start);
+  step->load_parts = SpreadOf(parts.rates());
+  step->index_bytes = static_cast<double>(stats.index_bytes) / rows;
+  step->disk_bytes = static_cast<double>(stats.disk_bytes) / rows;
   std::printf(
-      "  load     %7.3f M rows/s, %.2f GB/s written, commit included; on disk %.1f bytes a row, in "
-      "the "
-      "index %.2f\n",
-      step->load * 1e-6, static_cast<double>(stats.write_bytes) / seconds * 1e-9,
-      static_cast<double>(stats.disk_bytes) / rows, static_cast<double>(stats.index_bytes) / rows);
+      "  load     %7.3f M rows/s with the commit of %.1f s, before it %s; %.2f GB/s written, %.0f "
+      "bytes read and %.0f written a row; on disk %.1f bytes a row, in the index %.2f; n %zu\n",
+      step->load * 1e-6, end - filled, step->load_parts.Text(3, 1e-6).c_str(),
+      static_cast<double>(stats.write_bytes) / (end - start) * 1e-9,
+      static_cast<double>(stats.read_bytes) / rows, static_cast<double>(stats.write_bytes) / rows,
+      step->disk_bytes, step->index_bytes, step->load_parts.samples);
+  std::fflush(stdout);
   return OkStatus();
 }
 
@@ -238,7 +275,7 @@ std::vector<Key> Scale::DrawBatch(bool zipf) {
   std::sort(places.begin(), places.end());
   places.erase(std::unique(places.begin(), places.end()), places.end());
   std::vector<Key> keys;
-  for (const std::uint64_t place : places) keys.push_back(KeyAt(place));
+  for (const std::uint64_t place : places) keys.push_back(keys_.At(place));
   return keys;
 }
 
@@ -284,58 +321,49 @@ Status Scale::TrainBatches(const char* name, bool zipf, Spread* rates) {
   const auto bytes = static_cast<double>(stores.read_bytes - stores_before.read_bytes);
   const auto requests = static_cast<double>(stores.read_requests - stores_before.read_requests);
   std::printf(
-      "  %-8s %7.3f M rows/s (%.3f..%.3f), pull alone %.3f (%.3f..%.3f); %.1f %% hits, %.0f bytes "
-      "read in %.2f requests and %.0f written a row; the disk charges %.0f %% of the time for the "
-      "reads\n",
-      name, rates->median * 1e-6, rates->least * 1e-6, rates->most * 1e-6, pull.median * 1e-6,
-      pull.least * 1e-6, pull.most * 1e-6,
+      "  %-8s %s M rows/s, pull alone %s; %.1f %% hits, %.0f bytes read in %.2f requests and %.0f "
+      "written a row; the disk charges %.0f %% of the time for the reads; n %zu\n",
+      name, rates->Text(3, 1e-6).c_str(), pull.Text(3, 1e-6).c_str(),
       100 * static_cast<double>(cache.hits - cache_before.hits) / keys, bytes / keys,
       requests / keys, static_cast<double>(stores.write_bytes - stores_before.write_bytes) / keys,
-      100 * cost_.Seconds(requests, bytes) / seconds);
+      100 * cost_.Seconds(requests, bytes) / seconds, rates->samples);
   std::fflush(stdout);
   return OkStatus();
 }
 
 Status Scale::Commit() {
+  // As before a checkpoint of training: by group few rows make new blocks.
+  const std::uint64_t unstored = cache_->stats().unstored_rows;
+  for (const auto& store : stores_) {
+    store->ExpectRows(store->in_blocks() ? 0 : unstored / stores_.size());
+  }
   TERRACE_RETURN_IF_ERROR(cache_->FlushDirty());
   ++commits_;
   manifests_.clear();
   for (const auto& store : stores_) {
-    TERRACE_ASSIGN_OR_RETURN(ManifestReference manifest, store->Commit(commits_));
-    manifests_.push_back(std::move(manifest));
+    TERRACE_ASSIGN_OR_RETURN(manifests_.emplace_back(), store->Commit(commits_));
     TERRACE_RETURN_IF_ERROR(store->Drop(commits_ - 1));
   }
   return OkStatus();
 }
 
-// Bytes a second of the stores' own files, past the page cache; 0 where they are too small.
 Result<double> Scale::SequentialRate() {
-  std::vector<std::unique_ptr<File>> files;
-  std::vector<File*> borrowed;
+  std::vector<std::string> directories;
   for (std::uint64_t shard = 0; shard < settings_.shards; ++shard) {
-    TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, fs_->List(Directory(shard)));
-    for (const FileInfo& entry : entries) {
-      if (!entry.name.starts_with("rows-") || entry.size < kMiB || files.size() == 512) continue;
-      TERRACE_ASSIGN_OR_RETURN(
-          auto file, fs_->Open(JoinPath(Directory(shard), entry.name), OpenMode::kReadDirect));
-      borrowed.push_back(file.get());
-      files.push_back(std::move(file));
-    }
+    directories.push_back(Directory(shard));
   }
-  if (files.empty()) return 0.0;
-  TERRACE_ASSIGN_OR_RETURN(auto queue, fs_->NewReadQueue({}));
-  const Result<ReadCost> cost =
-      MeasureReadCost(Clock::Real(), queue.get(), borrowed, kIoBufferBytes);
-  if (cost.status().code() == StatusCode::kUnavailable) return 0.0;
-  TERRACE_RETURN_IF_ERROR(cost.status());
-  return cost->bytes_per_second;
+  ReadCost none;
+  none.bytes_per_second = 0;
+  TERRACE_ASSIGN_OR_RETURN(const ReadCost cost,
+                           MeasureStoreReads(fs_, directories, {}, kIoBufferBytes, none));
+  return cost.bytes_per_second;
 }
 
 Status Scale::Restart(Step* step) {
   TERRACE_RETURN_IF_ERROR(Commit());
-  std::vector<double> seconds, disk;
+  std::vector<double> seconds, rates, shares, disk;
   std::uint64_t bytes = 0;
-  for (int repeat = 0; repeat < 3; ++repeat) {
+  for (std::uint64_t repeat = 0; repeat < settings_.restarts; ++repeat) {
     cache_.reset();
     stores_.clear();
     TERRACE_ASSIGN_OR_RETURN(const double rate, SequentialRate());
@@ -344,19 +372,20 @@ Status Scale::Restart(Step* step) {
     TERRACE_RETURN_IF_ERROR(Open());
     seconds.push_back(Clock::Real()->MonotonicSeconds() - start);
     const StoreStats stats = Stats();
-    bytes = stats.read_bytes;
     if (stats.live_rows != rows_) return InternalError("rows are lost by the restart");
+    bytes = stats.read_bytes;
+    rates.push_back(static_cast<double>(rows_) / seconds.back());
+    shares.push_back(rate > 0 ? static_cast<double>(bytes) / seconds.back() / rate : 0);
   }
-  const Spread time = SpreadOf(seconds);
-  const double rate = SpreadOf(disk).median;
-  step->open = static_cast<double>(rows_) / time.median;
-  step->open_share = rate > 0 ? static_cast<double>(bytes) / time.median / rate : 0;
+  step->open = SpreadOf(rates);
+  const Spread share = SpreadOf(shares);
+  step->open_share = share.median;
   std::printf(
-      "  restart  %7.3f M rows/s, %.3f s (%.3f..%.3f), %.1f bytes read a row; %.0f %% of the "
-      "disk's "
-      "sequential %.2f GB/s\n",
-      step->open * 1e-6, time.median, time.least, time.most,
-      static_cast<double>(bytes) / static_cast<double>(rows_), 100 * step->open_share, rate * 1e-9);
+      "  restart  %s M rows/s, %s s, %.1f bytes read a row; %s %% of the disk's sequential %.2f "
+      "GB/s; n %zu\n",
+      step->open.Text(3, 1e-6).c_str(), SpreadOf(seconds).Text(3).c_str(),
+      static_cast<double>(bytes) / static_cast<double>(rows_), share.Text(0, 100).c_str(),
+      SpreadOf(disk).median * 1e-9, share.samples);
   // What was found is what was written.
   const std::vector<Key> keys = DrawBatch(false);
   TERRACE_ASSIGN_OR_RETURN(PinnedRows pinned, cache_->Pin(keys));
@@ -373,18 +402,13 @@ Result<Step> Scale::Run() {
   Step step;
   step.rows = rows_;
   const std::string root = JoinPath(settings_.folder, "scale_bench.rows");
-  TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, root));
-  TERRACE_RETURN_IF_ERROR(fs_->MakeDirectories(root));
-  ReadCostOptions calibration;
-  calibration.folder = root;
-  calibration.quota = &quota_;
-  TERRACE_ASSIGN_OR_RETURN(const KnownReadCost known,
-                           FindReadCost(fs_, Clock::Real(), calibration));
+  TERRACE_ASSIGN_OR_RETURN(const KnownReadCost known, CalibrateIn(fs_, root, &quota_));
   cost_ = known.cost;
   std::printf(
-      "%s rows of %u bytes, budget %s, a cache of %s; disk: %.2f us a request + bytes / %.2f "
+      "%s rows of %u bytes, index by %s, budget %s, a cache of %s; disk: %.2f us a request + bytes "
+      "/ %.2f "
       "GB/s\n",
-      FormatCount(rows_).c_str(), settings_.row_bytes,
+      FormatCount(rows_).c_str(), settings_.row_bytes, settings_.index.c_str(),
       FormatBytes(settings_.budget_mib * kMiB).c_str(),
       FormatBytes(settings_.budget_mib * kMiB - FixedBytes()).c_str(), cost_.request_seconds * 1e6,
       cost_.bytes_per_second * 1e-9);
@@ -393,8 +417,10 @@ Result<Step> Scale::Run() {
   TERRACE_RETURN_IF_ERROR(TrainBatches("uniform", false, &step.uniform));
   TERRACE_RETURN_IF_ERROR(TrainBatches("zipf", true, &step.zipf));
   TERRACE_RETURN_IF_ERROR(Restart(&step));
-  std::printf("  memory   %.0f MB at most\n",
-              static_cast<double>(ReadProcessMemory().peak_bytes) * 1e-6);
+  const auto peak = static_cast<double>(ReadProcessMemory().peak_bytes);
+  const auto count = static_cast<double>(rows_);
+  std::printf("  memory   %.0f MB at most, %.1f bytes a row; %.2f of them in the index\n",
+              peak * 1e-6, peak / count, static_cast<double>(Stats().index_bytes) / count);
   std::fflush(stdout);
   cache_.reset();
   stores_.clear();
@@ -417,15 +443,25 @@ Status RunAll(const Settings& settings) {
     rows = std::min(rows * 10, settings.most);
   }
   if (steps.empty()) return InvalidArgumentError("no step could be measured");
-  std::printf("rates against those of %s rows\n%14s %8s %8s %8s %8s  %s\n",
-              FormatCount(steps[0].rows).c_str(), "rows", "load", "uniform", "zipf", "restart",
-              "restart, of sequential");
+  // As docs/scale.md has them.
+  std::printf(
+      "million rows a second, and what they are of the first line's\n"
+      "| rows, by %s | index, bytes a key | disk, bytes a row | load, with commit | its parts | "
+      "uniform | Zipf | restart | of the disk's sequential rate |\n"
+      "|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n",
+      settings.index.c_str());
+  const Step& first = steps[0];
   for (const Step& step : steps) {
-    std::printf("%14s %7.0f%% %7.0f%% %7.0f%% %7.0f%%  %.0f%%\n", FormatCount(step.rows).c_str(),
-                100 * step.load / steps[0].load,
-                100 * step.uniform.median / steps[0].uniform.median,
-                100 * step.zipf.median / steps[0].zipf.median, 100 * step.open / steps[0].open,
-                100 * step.open_share);
+    std::printf(
+        "| %s | %.1f | %.0f | %.2f, %.0f %% | %s | %s, %.0f %% | %s, %.0f %% | %s, %.0f %% | %.0f "
+        "%% "
+        "|\n",
+        FormatCount(step.rows).c_str(), step.index_bytes, step.disk_bytes, step.load * 1e-6,
+        100 * step.load / first.load, step.load_parts.Text(2, 1e-6).c_str(),
+        step.uniform.Text(3, 1e-6).c_str(), 100 * step.uniform.median / first.uniform.median,
+        step.zipf.Text(3, 1e-6).c_str(), 100 * step.zipf.median / first.zipf.median,
+        step.open.Text(1, 1e-6).c_str(), 100 * step.open.median / first.open.median,
+        100 * step.open_share);
   }
   return OkStatus();
 }
@@ -443,8 +479,10 @@ int main(int argc, char** argv) {
     settings.most = 200'000;
     settings.batch = 5'000;
     settings.batches = 6;
+    settings.restarts = 2;
   });
   flags.Add("folder", &settings.folder);
+  flags.Add("index", &settings.index);
   flags.Add("budget-mib", &settings.budget_mib);
   flags.Add("first", &settings.first);
   flags.Add("most", &settings.most);
@@ -453,14 +491,17 @@ int main(int argc, char** argv) {
   flags.Add("batches", &settings.batches);
   flags.Add("shards", &settings.shards);
   flags.Add("read-threads", &settings.read_threads);
+  flags.Add("restarts", &settings.restarts);
   flags.AddSeed(&settings.seed);
   if (!flags.Parse(argc, argv)) return 2;
   if (settings.first < 1000 || settings.most < settings.first || settings.batch == 0 ||
       settings.batch > settings.first || settings.batches < 3 || settings.shards == 0 ||
-      settings.read_threads == 0 || settings.row_bytes < terrace::kLeastRowBytes) {
+      settings.read_threads == 0 || settings.restarts == 0 ||
+      settings.row_bytes < terrace::kLeastRowBytes ||
+      (settings.index != "key" && settings.index != "group")) {
     std::fprintf(stderr,
-                 "scale_bench: at least 1000 rows of 16 bytes, 3 batches of at most as many rows, "
-                 "a shard and a thread\n");
+                 "scale_bench: an index by key or group, at least 1000 rows of 16 bytes, 3 batches "
+                 "of at most as many rows, a shard, a thread and a restart\n");
     return 2;
   }
   const terrace::Status status = terrace::RunAll(settings);

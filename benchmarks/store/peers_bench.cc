@@ -1,11 +1,14 @@
 // The same work on Terrace's store and on another's: first load, reads of random keys by size of
-// batch, bursts of writes, and writes with compaction paid. Every row that is read is checked. One
-// system a process; run.py runs them one after the other, each within its own limit of memory, and
-// prints the ratios. Direct I/O throughout: no page cache takes part.
+// batch, bursts of writes, and writes with compaction paid, each begun with everything settled.
+// Every row that is read is checked. A system that reads by threads does so with as many as served
+// this size of batch best. One system a process; run.py runs them one after the other, each within
+// its own limit of memory, and prints the ratios. Direct I/O throughout: no page cache takes part.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,6 +19,7 @@
 #include "terrace/base/clock.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/testing/bench_flags.h"
+#include "terrace/base/testing/bench_spread.h"
 #include "terrace/io/file_system.h"
 #include "terrace/store/testing/bench_rows.h"
 
@@ -30,7 +34,8 @@ struct Settings {
   std::uint64_t write_batch = 200'000;
   std::uint64_t load_batch = 500'000;
   std::uint64_t burst_batches = 10;
-  std::uint64_t repeats = 5;
+  std::uint64_t repeats = 5;  // Of reads.
+  std::uint64_t rounds = 3;   // Of bursts and of sustained writes.
   double update_seconds = 10;
   std::uint64_t seed = BenchFlags::FreshSeed();
 };
@@ -70,7 +75,7 @@ class Bench {
   Bench(StoreSystem* system, const Settings& settings)
       : system_(system),
         settings_(settings),
-        rows_(settings.keys, settings.options.row_bytes, settings.seed) {}
+        rows_(settings.keys, settings.options.row_bytes, settings.seed, settings.seed) {}
 
   Result<nlohmann::json> Run() {
     nlohmann::json figures;
@@ -80,8 +85,13 @@ class Bench {
       if (batch * 2 > settings_.keys) continue;
       TERRACE_ASSIGN_OR_RETURN(figures["read"][std::to_string(batch)], Read(batch));
     }
-    TERRACE_ASSIGN_OR_RETURN(figures["burst"], Write(settings_.burst_batches, 0));
-    TERRACE_ASSIGN_OR_RETURN(figures["sustained"], Write(0, settings_.update_seconds));
+    for (const char* const work : {"burst", "sustained"}) {
+      for (std::uint64_t round = 0; round < settings_.rounds; ++round) {
+        const bool burst = work == std::string_view("burst");
+        TERRACE_RETURN_IF_ERROR(burst ? Write(settings_.burst_batches, 0, &figures[work])
+                                      : Write(0, settings_.update_seconds, &figures[work]));
+      }
+    }
     figures["peak_memory_bytes"] = ReadProcessMemory().peak_bytes;
     return figures;
   }
@@ -92,43 +102,79 @@ class Bench {
   Result<nlohmann::json> Load() {
     TERRACE_ASSIGN_OR_RETURN(const DiskTraffic before, ReadDiskTraffic());
     double seconds = 0;
+    PartRates parts(settings_.keys, 0);
     for (std::uint64_t begin = 0; begin < settings_.keys; begin += settings_.load_batch) {
       rows_.ChooseRange(begin, std::min(settings_.load_batch, settings_.keys - begin));
       rows_.Make(generation_);
       const double start = Now();
       TERRACE_RETURN_IF_ERROR(system_->Write(rows_.keys(), rows_.bytes(), /*fresh=*/true));
       seconds += Now() - start;
+      parts.Done(begin + rows_.keys().size(), seconds);
     }
     const double start = Now();
     TERRACE_RETURN_IF_ERROR(system_->Settle());
     seconds += Now() - start;
     TERRACE_ASSIGN_OR_RETURN(const DiskTraffic after, ReadDiskTraffic());
     return nlohmann::json{{"keys_per_second", static_cast<double>(settings_.keys) / seconds},
+                          {"part_keys_per_second", parts.rates()},
                           {"write_amplification",
                            (after.written - before.written) / RowBytes(settings_, settings_.keys)}};
   }
 
-  Result<nlohmann::json> Read(std::uint64_t batch) {
-    std::vector<double> rates, cpu, bytes;
+  struct ReadSample {
+    double rate = 0;            // Keys a second.
+    double cpu = 0, bytes = 0;  // A key.
+  };
+  // One batch of fresh keys.
+  Result<ReadSample> ReadOnce(std::uint64_t batch) {
+    rows_.ChooseUniform(batch);
+    TERRACE_ASSIGN_OR_RETURN(const DiskTraffic before, ReadDiskTraffic());
+    const double cpu_before = ProcessCpuSeconds();
+    const double start = Now();
+    TERRACE_RETURN_IF_ERROR(system_->Read(rows_.keys(), rows_.bytes(), rows_.found()));
+    const double seconds = Now() - start;
+    const double cpu = ProcessCpuSeconds() - cpu_before;
+    TERRACE_ASSIGN_OR_RETURN(const DiskTraffic after, ReadDiskTraffic());
+    if (!rows_.AllRight()) return InternalError("a row is lost or wrong");
     const auto n = static_cast<double>(batch);
-    for (std::uint64_t repeat = 0; repeat < settings_.repeats; ++repeat) {
-      rows_.ChooseUniform(batch);
-      TERRACE_ASSIGN_OR_RETURN(const DiskTraffic before, ReadDiskTraffic());
-      const double cpu_before = ProcessCpuSeconds();
-      const double start = Now();
-      TERRACE_RETURN_IF_ERROR(system_->Read(rows_.keys(), rows_.bytes(), rows_.found()));
-      rates.push_back(n / (Now() - start));
-      cpu.push_back((ProcessCpuSeconds() - cpu_before) / n);
-      TERRACE_ASSIGN_OR_RETURN(const DiskTraffic after, ReadDiskTraffic());
-      bytes.push_back((after.read - before.read) / n);
-      if (!rows_.AllRight()) return InternalError("a row is lost or wrong");
-    }
-    return nlohmann::json{
-        {"keys_per_second", rates}, {"cpu_seconds_per_key", cpu}, {"read_bytes_per_key", bytes}};
+    return ReadSample{n / seconds, cpu / n, (after.read - before.read) / n};
   }
 
-  // So many batches, or for so many seconds and then until everything is settled.
-  Result<nlohmann::json> Write(std::uint64_t batches, double for_seconds) {
+  // Fewer and fewer threads are tried until they are clearly slower; the best stay.
+  Status ChooseReadThreads(std::uint64_t batch, nlohmann::json* figures) {
+    constexpr double kClearly = 0.7;
+    double best = 0;
+    int chosen = 0;
+    for (const int threads : settings_.options.read_threads) {
+      if (!system_->UseReadThreads(threads)) return OkStatus();
+      TERRACE_ASSIGN_OR_RETURN(const ReadSample sample, ReadOnce(batch));
+      (*figures)["tried_threads"].push_back({threads, sample.rate});
+      if (sample.rate < kClearly * best) break;
+      if (sample.rate <= best) continue;
+      best = sample.rate;
+      chosen = threads;
+    }
+    system_->UseReadThreads(chosen);
+    (*figures)["threads"].push_back(chosen);
+    return OkStatus();
+  }
+
+  Result<nlohmann::json> Read(std::uint64_t batch) {
+    nlohmann::json figures;
+    // Memory is used for the first time, and caches of indexes fill.
+    TERRACE_RETURN_IF_ERROR(ReadOnce(batch).status());
+    TERRACE_RETURN_IF_ERROR(ChooseReadThreads(batch, &figures));
+    for (std::uint64_t repeat = 0; repeat < settings_.repeats; ++repeat) {
+      TERRACE_ASSIGN_OR_RETURN(const ReadSample sample, ReadOnce(batch));
+      figures["keys_per_second"].push_back(sample.rate);
+      figures["cpu_seconds_per_key"].push_back(sample.cpu);
+      figures["read_bytes_per_key"].push_back(sample.bytes);
+    }
+    return figures;
+  }
+
+  // A sample of so many batches, or of so many seconds and then until everything is settled.
+  Status Write(std::uint64_t batches, double for_seconds, nlohmann::json* figures) {
     const std::uint64_t batch = std::min(settings_.write_batch, settings_.keys / 4);
     TERRACE_ASSIGN_OR_RETURN(const DiskTraffic before, ReadDiskTraffic());
     const double cpu_before = ProcessCpuSeconds();
@@ -145,21 +191,22 @@ class Bench {
       seconds += each.back();
     }
     const auto keys = static_cast<double>(each.size() * batch);
-    nlohmann::json figures;
+    double cpu = ProcessCpuSeconds() - cpu_before - made_cpu;
+    const double start = Now();
+    TERRACE_RETURN_IF_ERROR(system_->Settle());
     if (for_seconds > 0) {
-      const double start = Now();
-      TERRACE_RETURN_IF_ERROR(system_->Settle());
       seconds += Now() - start;
+      cpu = ProcessCpuSeconds() - cpu_before - made_cpu;
       TERRACE_ASSIGN_OR_RETURN(const DiskTraffic after, ReadDiskTraffic());
-      figures["write_amplification"] =
-          (after.written - before.written) / RowBytes(settings_, each.size() * batch);
+      (*figures)["write_amplification"].push_back((after.written - before.written) /
+                                                  RowBytes(settings_, each.size() * batch));
     }
-    figures["keys_per_second"] = keys / seconds;
-    figures["cpu_seconds_per_key"] = (ProcessCpuSeconds() - cpu_before - made_cpu) / keys;
-    std::sort(each.begin(), each.end());
-    figures["longest_write_seconds"] = each.back();
-    figures["median_write_seconds"] = each[each.size() / 2];
-    return figures;
+    const Spread write = SpreadOf(each);
+    (*figures)["keys_per_second"].push_back(keys / seconds);
+    (*figures)["cpu_seconds_per_key"].push_back(cpu / keys);
+    (*figures)["longest_write_seconds"].push_back(write.most);
+    (*figures)["median_write_seconds"].push_back(write.median);
+    return OkStatus();
   }
 
   StoreSystem* const system_;
@@ -199,9 +246,12 @@ int main(int argc, char** argv) {
   app.add_option("--keys", settings.keys)->check(CLI::PositiveNumber);
   app.add_option("--row-bytes", settings.options.row_bytes)->check(CLI::Range(8, 4096));
   app.add_option("--threads", settings.options.threads)->check(CLI::PositiveNumber);
-  app.add_option("--read-threads", settings.options.read_threads)->check(CLI::PositiveNumber);
+  app.add_option("--read-threads", settings.options.read_threads,
+                 "Of a system that reads by threads: each is tried")
+      ->check(CLI::PositiveNumber);
   app.add_option("--batch", settings.batches)->check(CLI::PositiveNumber);
   app.add_option("--repeats", settings.repeats)->check(CLI::PositiveNumber);
+  app.add_option("--rounds", settings.rounds)->check(CLI::PositiveNumber);
   app.add_option("--update-seconds", settings.update_seconds)->check(CLI::PositiveNumber);
   app.add_option("--seed", settings.seed);
   app.add_flag("--tiny", tiny, "A check that it works");
@@ -212,8 +262,11 @@ int main(int argc, char** argv) {
     settings.load_batch = 5'000;
     settings.burst_batches = 2;
     settings.repeats = 2;
+    settings.rounds = 2;
     settings.update_seconds = 0.1;
   }
+  std::sort(settings.options.read_threads.begin(), settings.options.read_threads.end(),
+            std::greater<>());
   for (const std::uint64_t batch : settings.batches) {
     if (batch <= settings.keys / 2) continue;
     std::fprintf(stderr, "peers_bench: --batch %llu: at most half of --keys\n",

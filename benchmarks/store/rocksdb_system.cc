@@ -1,7 +1,7 @@
 // RocksDB at the settings that served this work best: direct reads and compaction, no write-ahead
 // log, no compression, index and filters in a cache of 256 MiB, Bloom filters of 10 bits, blocks of
 // 4 KiB with a hash index, three memtables of 32 MiB, dynamic levels. Debian's build has no
-// io_uring, so threads are its only way to many reads at a time.
+// io_uring, so threads are its only way to many reads at a time; how many, the bench finds out.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -42,7 +42,7 @@ class RocksDbSystem final : public StoreSystem {
  public:
   explicit RocksDbSystem(const SystemOptions& options)
       : row_bytes_(options.row_bytes),
-        readers_("rocksdb-read", options.read_threads, nullptr, ThreadPriority::kNormal),
+        readers_("rocksdb-read", options.read_threads.front(), nullptr, ThreadPriority::kNormal),
         writers_("rocksdb-write", options.threads, nullptr, ThreadPriority::kNormal) {}
 
   Status Open(const std::string& folder) {
@@ -85,18 +85,20 @@ class RocksDbSystem final : public StoreSystem {
 
   Status Write(std::span<const Key> keys, std::span<const std::byte> rows,
                bool /*fresh*/) override {
-    return InParts(&writers_, keys.size(), kKeysPerWrite, [&](std::size_t begin, std::size_t end) {
-      rocksdb::WriteOptions options;
-      options.disableWAL = true;
-      rocksdb::WriteBatch batch((end - begin) * (row_bytes_ + 24));
-      for (std::size_t i = begin; i < end; ++i) {
-        const KeyBytes key = BytesOf(keys[i]);
-        const auto* row = reinterpret_cast<const char*>(rows.data() + i * row_bytes_);
-        TERRACE_RETURN_IF_ERROR(FromRocksDb(
-            batch.Put(rocksdb::Slice(key.data(), key.size()), rocksdb::Slice(row, row_bytes_))));
-      }
-      return FromRocksDb(db_->Write(options, &batch));
-    });
+    return InParts(
+        &writers_, writers_.size(), keys.size(), kKeysPerWrite,
+        [&](std::size_t begin, std::size_t end) {
+          rocksdb::WriteOptions options;
+          options.disableWAL = true;
+          rocksdb::WriteBatch batch((end - begin) * (row_bytes_ + 24));
+          for (std::size_t i = begin; i < end; ++i) {
+            const KeyBytes key = BytesOf(keys[i]);
+            const auto* row = reinterpret_cast<const char*>(rows.data() + i * row_bytes_);
+            TERRACE_RETURN_IF_ERROR(FromRocksDb(batch.Put(rocksdb::Slice(key.data(), key.size()),
+                                                          rocksdb::Slice(row, row_bytes_))));
+          }
+          return FromRocksDb(db_->Write(options, &batch));
+        });
   }
 
   Status Read(std::span<const Key> keys, std::span<std::byte> rows,
@@ -106,31 +108,37 @@ class RocksDbSystem final : public StoreSystem {
       order_[i] = {keys[i], static_cast<std::uint32_t>(i)};
     }
     std::sort(order_.begin(), order_.end());
-    return InParts(&readers_, keys.size(), kKeysPerRead, [&](std::size_t begin, std::size_t end) {
-      const std::size_t count = end - begin;
-      std::array<KeyBytes, kKeysPerRead> bytes;
-      std::array<rocksdb::Slice, kKeysPerRead> slices;
-      std::array<rocksdb::PinnableSlice, kKeysPerRead> values;
-      std::array<rocksdb::Status, kKeysPerRead> statuses;
-      for (std::size_t i = 0; i < count; ++i) {
-        bytes[i] = BytesOf(order_[begin + i].first);
-        slices[i] = rocksdb::Slice(bytes[i].data(), bytes[i].size());
-      }
-      rocksdb::ReadOptions options;
-      options.verify_checksums = true;
-      db_->MultiGet(options, db_->DefaultColumnFamily(), count, slices.data(), values.data(),
-                    statuses.data(), /*sorted_input=*/true);
-      for (std::size_t i = 0; i < count; ++i) {
-        const std::uint32_t at = order_[begin + i].second;
-        found[at] = statuses[i].ok() && values[i].size() == row_bytes_ ? 1 : 0;
-        if (found[at] != 0) {
-          std::memcpy(rows.data() + at * row_bytes_, values[i].data(), row_bytes_);
-        } else if (!statuses[i].IsNotFound()) {
-          TERRACE_RETURN_IF_ERROR(FromRocksDb(statuses[i]));
-        }
-      }
-      return OkStatus();
-    });
+    return InParts(&readers_, read_threads_, keys.size(), kKeysPerRead,
+                   [&](std::size_t begin, std::size_t end) {
+                     const std::size_t count = end - begin;
+                     std::array<KeyBytes, kKeysPerRead> bytes;
+                     std::array<rocksdb::Slice, kKeysPerRead> slices;
+                     std::array<rocksdb::PinnableSlice, kKeysPerRead> values;
+                     std::array<rocksdb::Status, kKeysPerRead> statuses;
+                     for (std::size_t i = 0; i < count; ++i) {
+                       bytes[i] = BytesOf(order_[begin + i].first);
+                       slices[i] = rocksdb::Slice(bytes[i].data(), bytes[i].size());
+                     }
+                     rocksdb::ReadOptions options;
+                     options.verify_checksums = true;
+                     db_->MultiGet(options, db_->DefaultColumnFamily(), count, slices.data(),
+                                   values.data(), statuses.data(), /*sorted_input=*/true);
+                     for (std::size_t i = 0; i < count; ++i) {
+                       const std::uint32_t at = order_[begin + i].second;
+                       found[at] = statuses[i].ok() && values[i].size() == row_bytes_ ? 1 : 0;
+                       if (found[at] != 0) {
+                         std::memcpy(rows.data() + at * row_bytes_, values[i].data(), row_bytes_);
+                       } else if (!statuses[i].IsNotFound()) {
+                         TERRACE_RETURN_IF_ERROR(FromRocksDb(statuses[i]));
+                       }
+                     }
+                     return OkStatus();
+                   });
+  }
+
+  bool UseReadThreads(int threads) override {
+    read_threads_ = threads;
+    return true;
   }
 
   Status Settle() override {
@@ -150,13 +158,13 @@ class RocksDbSystem final : public StoreSystem {
   }
 
  private:
-  // Runs work(begin, end) over [0, count) in parts of `part`, shared out among the threads.
+  // Runs work(begin, end) over [0, count) in parts of `part`, shared out among so many threads.
   template <typename Work>
-  static Status InParts(WorkerGroup* threads, std::size_t count, std::size_t part,
+  static Status InParts(WorkerGroup* group, int threads, std::size_t count, std::size_t part,
                         const Work& work) {
     std::atomic<std::size_t> next = 0;  // Relaxed: a counter.
-    std::vector<Status> statuses(static_cast<std::size_t>(threads->size()));
-    threads->Run(threads->size(), [&](int thread) {
+    std::vector<Status> statuses(static_cast<std::size_t>(threads));
+    group->Run(threads, [&](int thread) {
       Status* const status = &statuses[static_cast<std::size_t>(thread)];
       while (status->ok()) {
         const std::size_t begin = next.fetch_add(part, std::memory_order_relaxed);
@@ -170,6 +178,7 @@ class RocksDbSystem final : public StoreSystem {
 
   const std::size_t row_bytes_;
   WorkerGroup readers_;
+  int read_threads_ = readers_.size();
   WorkerGroup writers_;
   std::unique_ptr<rocksdb::DB> db_;
   std::vector<std::pair<Key, std::uint32_t>> order_;

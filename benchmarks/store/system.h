@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "terrace/base/ids.h"
 #include "terrace/base/status.h"
@@ -16,8 +17,9 @@ namespace terrace {
 struct SystemOptions {
   std::string folder;  // Empty, and the system's own.
   std::uint32_t row_bytes = 128;
-  int threads = 2;        // Cores.
-  int read_threads = 32;  // Of a system whose only way to many reads at a time is threads.
+  int threads = 2;  // Cores.
+  // Of a system whose only way to many reads at a time is threads: what is tried, descending.
+  std::vector<int> read_threads = {64, 32, 16, 4, 1};
 };
 
 class StoreSystem {
@@ -27,6 +29,8 @@ class StoreSystem {
   virtual Status Write(std::span<const Key> keys, std::span<const std::byte> rows, bool fresh) = 0;
   virtual Status Read(std::span<const Key> keys, std::span<std::byte> rows,
                       std::span<std::uint8_t> found) = 0;
+  // Of those that it has, for the reads that come next. false: it has no such choice.
+  virtual bool UseReadThreads(int /*threads*/) { return false; }
   // Returns when everything is on disk and no compaction is due.
   virtual Status Settle() = 0;
 

@@ -34,6 +34,44 @@ def interrupted(terrace, workspace, log, **changes):
     return run
 
 
+def test_the_environment_chooses_no_kernels(terrace, workspace, log, monkeypatch):
+    job = jobs.tiny([log], network={"type": "dnn", "hidden": [64, 32]}, training={"batch": 512, "minibatch": 256, "threads": 1})
+    digests = []
+    for name, value in ((None, None), ("DNNL_MAX_CPU_ISA", "AVX2"), ("DNNL_CPU_ISA_HINTS", "PREFER_YMM"),
+                        ("DNNL_DEFAULT_FPMATH_MODE", "BF16"), ("DNNL_MAX_CPU_ISA", "SSE41")):
+        with monkeypatch.context() as context:
+            if name:
+                context.setenv(name, value)
+                context.setenv("ONE" + name, value)
+            run = harness.Run(terrace, workspace, job, f"run{len(digests)}")
+            run.train().expect(0)
+            digests.append(run.digest())
+    assert len(set(digests)) == 1, digests
+
+
+def test_a_table_without_places_for_its_keys_is_refused_at_the_start(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log]), **{"table.index": "key", "table.expected_keys": 10**11})
+    refused = run.train().expect(2)
+    assert re.search(r"table 'default' is to have 100,000,000,000 keys \(table\.expected_keys\), but an index by key has places for "
+                     r"[0-9,]+ in a shard, and ssd\.shards is 1: choose ssd\.shards: \d+ or more, or table\.index: group",
+                     refused.output), refused.output
+    assert not run.path.exists()
+    # Who goes on with a run has them already, or not.
+    run = harness.Run(terrace, workspace, jobs.tiny([log]), "goes_on", **{"table.index": "key", "training.max_examples": 1024})
+    run.train().expect(0)
+    run.train("--resume", "--set", "training.max_examples=2000", "--set", "table.expected_keys=100000000000").expect(0)
+
+
+def test_the_first_rate_after_a_resume_is_of_this_process(terrace, workspace, log):
+    run = interrupted(terrace, workspace, log, **{"metrics.every_examples": 3000})
+    before, lines = run.summary()["examples"], len(run.metrics())
+    run.train("--resume", "--set", f"training.max_examples={before + 20_000}").expect(0)
+    first = next(line for line in run.metrics()[lines:] if line["kind"] == "interval")
+    performance = first["performance"]
+    examples = performance["examples_per_second"] * performance["interval_seconds"]
+    assert examples <= (first["examples"] - before) * 1.001, (examples, first["examples"], before)
+
+
 def test_results_as_json_carry_a_version(terrace, finished, log, workspace):
     evaluated = json.loads(terrace.text("evaluate", finished.path, "--data", log, "--json"))
     assert list(evaluated)[0] == "format_version" and evaluated["format_version"] == 1
@@ -52,7 +90,7 @@ def test_help(terrace):
     for command in ((), ("train",), ("evaluate",), ("predict",), ("inspect",), ("generate",)):
         assert "--help" in terrace.text(*command, "--help")
     words = " ".join(terrace.text("--help").split())
-    assert "130 interrupted (train: after a checkpoint; a second signal ends it at once, with 1)" in words, words
+    assert "130 interrupted (train: after a checkpoint, or before the run began; a second signal ends it at once, with 1)" in words, words
 
 
 def test_wrong_arguments(terrace, workspace):
@@ -181,6 +219,28 @@ def test_a_rejected_job_leaves_nothing(terrace, workspace, log, wrong, word):
     digest = run.digest()
     run.train("--overwrite", "--set", wrong)
     assert run.digest() == digest, "a job that is rejected deletes no run"
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("which", ["train", "validation"])
+@pytest.mark.parametrize("shuffle", ["none", "examples"])
+def test_an_archive_that_is_damaged_deletes_no_run(terrace, workspace, log, suffix, which, shuffle):
+    """What is looked at of each file is whole; the first piece that is read for training is not."""
+    text = workspace / "log.tsv"
+    text.write_bytes(log.read_bytes())
+    archive = harness.compress(text, suffix)
+    whole = archive.read_bytes()
+    job = jobs.tiny(*(([archive], [log]) if which == "train" else ([log], [archive])), memory={"budget": "1GiB"})
+    run = harness.Run(terrace, workspace, job, **{"data.shuffle": shuffle})
+    run.train().expect(0)
+    digest = run.digest()
+    archive.write_bytes(whole[:len(whole) * 9 // 10])
+    outcome = run.train("--overwrite").expect(1)
+    assert f"{archive}: byte" in outcome.output and "before anything is deleted" in outcome.output, outcome.output
+    assert run.verify() and run.digest() == digest
+    archive.write_bytes(whole)
+    run.train("--overwrite").expect(0)
+    assert run.digest() == digest
 
 
 def test_a_copy_touches_no_rows_of_the_run(terrace, workspace, log):
@@ -661,6 +721,13 @@ def test_another_figure_in_the_metrics_is_found(terrace, workspace, log):
     run.train(*further).expect(0)
     run.verify()
     assert path.read_bytes().startswith(changed)
+
+
+def test_checkpoints_farther_apart_than_all_examples_are_one_at_the_end(terrace, workspace, log):
+    """512 times this is 512 once more in 64 bits."""
+    run = harness.Run(terrace, workspace, jobs.tiny([log]), **{"training.batch": 512, "checkpoint.every_batches": 2**55 + 1})
+    run.train().expect(0)
+    assert run.summary()["checkpoint"] == 1
 
 
 def test_interrupt(terrace, workspace, log):

@@ -112,6 +112,11 @@ def test_a_checkpoint_that_fails_is_made_once_more(terrace, workspace, job, expe
     run = harness.Run(terrace, workspace, job)
     outcome = run.train("--test-faults", f"write:3:error:{file}").expect(1)
     assert "holds all that was trained" in outcome.output and "is not newer" not in outcome.output, outcome.output
+    # Of the checkpoint that was not made nothing is left.
+    kept = {int(name.split("-")[1]) for name in run.checkpoints()}
+    for pattern in ("rows/*/*/manifest-*", "dense/dense-*"):
+        named = {int(path.name.split("-")[1]) for path in run.path.glob(pattern)}
+        assert named and named <= kept, (pattern, named, kept)
     run.train("--resume").expect(0)
     harness.assert_same(expected, run.result(), f"a write of {file} failed")
     run.verify()
@@ -121,6 +126,44 @@ def test_a_checkpoint_that_fails_is_made_once_more(terrace, workspace, job, expe
     outcome = ended.train("--test-faults", f"write:1:error:{file}").expect(1)
     assert "is not newer" not in outcome.output and "training stopped at example 1024" in outcome.output, outcome.output
     ended.train("--resume").expect(0)
+
+
+def test_a_line_of_metrics_that_fails_takes_no_checkpoint_along(terrace, workspace, job, expected):
+    run = harness.Run(terrace, workspace, job)
+    outcome = run.train("--test-faults", "write:2:short_write:metrics.jsonl").expect(1)
+    assert "holds all that was trained" in outcome.output, outcome.output
+    run.train("--resume").expect(0)
+    # The interval whose line failed is told with the next one.
+    without_lines = {name: value for name, value in expected.items() if name != "metrics"}
+    harness.assert_same(without_lines, run.result(), "a write of metrics.jsonl failed")
+    run.verify()
+    # Nor the last one, after which no other follows.
+    run = harness.Run(terrace, workspace, job, "last")
+    outcome = run.train("--test-faults", f"write:{len(expected['metrics'])}:enospc:metrics.jsonl").expect(1)
+    assert "holds all that was trained" in outcome.output, outcome.output
+    run.train("--resume").expect(0)
+    harness.assert_same(expected, run.result(), "the last write of metrics.jsonl failed")
+    run.verify()
+
+
+def test_a_validation_whose_interval_fails_is_made_up_for(terrace, workspace, logs):
+    """Amid an epoch, at its end, and at that of the run."""
+    job = jobs.interrupted([logs.criteo(1536, **jobs.EVICTING_LOG)], [logs.criteo(300, seed=4)], validation={"every_examples": 1024})
+    undisturbed = harness.Run(terrace, workspace, job, "undisturbed")
+    undisturbed.train().expect(0)
+    kinds = [line["kind"] for line in undisturbed.metrics()]
+    failing = [number for number, pair in enumerate(zip(kinds, kinds[1:]), 1) if pair == ("interval", "validation")]
+    assert len(failing) == 4, kinds
+
+    def validations(run):
+        return [harness.without_measurements(line) for line in run.metrics() if line["kind"] == "validation"]
+    for number in failing:
+        run = harness.Run(terrace, workspace, job, f"run{number}")
+        outcome = run.train("--test-faults", f"write:{number}:short_write:metrics.jsonl").expect(1)
+        assert "holds all that was trained" in outcome.output, outcome.output
+        run.train("--resume").expect(0)
+        assert validations(run) == validations(undisturbed)
+        assert run.summary()["validation"] == undisturbed.summary()["validation"]
 
 
 def test_faults_at_a_rate(terrace, workspace, job, expected, sample_seed, full):
@@ -175,4 +218,10 @@ def test_faults_of_a_resume(terrace, workspace, job, expected, sample_seed, full
         outcome = run.train("--resume", "--test-faults", spec)
         assert outcome.code in (0, 1), f"{spec}: exit {outcome.code}\n{outcome.output[-4000:]}"
         run.train("--resume").expect(0)
-        harness.assert_same(expected, run.result(), f"{spec} at the resume")
+        result, same = run.result(), dict(expected)
+        if f"{run.path}/metrics.jsonl'" in outcome.output:
+            # An interval whose line can't be written is told with the next: as many examples in fewer lines.
+            told, wanted = (sum(line["window"]["examples"] for line in lines if line["kind"] == "interval")
+                            for lines in (result["metrics"], same.pop("metrics")))
+            assert told == wanted, f"{spec} at the resume: {told:,} examples told of {wanted:,}"
+        harness.assert_same(same, result, f"{spec} at the resume")

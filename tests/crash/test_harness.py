@@ -13,8 +13,8 @@ FULL_POWER_LOSS_DISKS = 5_000
 
 
 def test_every_point_has_its_test():
-    assert sync_points.ROW_LIFE <= sync_points.STORAGE
-    assert sync_points.HARNESS | sync_points.ROW_LIFE | sync_points.TRAINER | sync_points.REPAIR == sync_points.ALL
+    assert sync_points.ROW_LIFE | sync_points.UNIT <= sync_points.STORAGE
+    assert sync_points.HARNESS | sync_points.ROW_LIFE | sync_points.UNIT | sync_points.TRAINER | sync_points.REPAIR == sync_points.ALL
     assert len(sync_points.HARNESS) > 30 and sync_points.BY_KEY < sync_points.HARNESS
 
 

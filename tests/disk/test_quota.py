@@ -24,7 +24,7 @@ def held(*folders):
     return 512 * blocks
 
 
-EXAMPLES = 240_000
+EXAMPLES = 280_000
 
 
 def talkative(workspace, **changes):
@@ -50,9 +50,9 @@ def train(run, folders, quota_mib, *flags):
     return process.outcome, most
 
 
-@pytest.mark.parametrize("index", ["key", "group"])
-def test_nothing_passes_the_quota(terrace, workspace, index):
-    settings = {"table.index": index, "table.expected_keys": 20_000} if index == "group" else {}
+@pytest.mark.parametrize("settings", [{}, {"pipeline.pull_threads": 2}, {"table.index": "group", "table.expected_keys": 20_000}],
+                         ids=["key", "parts", "group"])
+def test_nothing_passes_the_quota(terrace, workspace, settings):
     run = harness.Run(terrace, workspace, talkative(workspace, **settings))
     folders = [run.path, workspace / "a", workspace / "b"]
     refused = run.train("--set", "ssd.quota=2MiB").expect(2)

@@ -1,7 +1,6 @@
 """The tiers are invisible to the mathematics: digest and metrics are the same whatever the memory
 budget, depth, batch size, index, shards, disks, I/O, eviction, compaction, binding, compression, checkpoints, interruption."""
 import json
-import math
 import random
 import re
 import signal
@@ -21,6 +20,7 @@ SHARDS_DISKS = ("ssd.shards", "disks")  # Folders in ssd.paths; 0: the rows lie 
 AXES = {
     "memory.budget": ("least", jobs.SMALL_BUDGET, jobs.LARGE_BUDGET),
     "pipeline.depth": (0, 1, 2, 4),
+    "pipeline.pull_threads": (1, 2, 4),
     "training.batch": (256, 1024, 4096, 65536),
     # A flush by group would read every file whole for each part of it: see test_whole_files_by_group.
     INDEX_READ: (("key", "planned"), ("key", "whole_file"), ("group", "planned")),
@@ -95,24 +95,6 @@ def combined_reference(terrace, combined_job_of, tmp_path_factory):
     return train_reference(terrace, tmp_path_factory.mktemp("combined"), combined_job_of(".tsv"), 2 * COMBINED_ROWS)
 
 
-def least_budget(terrace, workspace, job, settings):
-    """What the refusal of too small a budget says would do."""
-    run = harness.Run(terrace, workspace, job, name="refused", **{**settings, "memory.budget": "2MiB"})
-    outcome = run.train().expect(2)
-    return re.search(r"needs at least ([\d.]+ ?MiB)", outcome.output).group(1).replace(" ", "")
-
-
-def resume_as_advised(run, outcome):
-    """To the end. A run whose index outgrew the budget says which one would do: it is followed."""
-    advised = 0
-    while outcome.code == 1:
-        advice = re.search(r"memory\.budget(?:=| must be at least )([\d.]+) ?MiB", outcome.output)
-        assert advice and advised < 8, outcome.output[-4000:]
-        advised += 1
-        outcome = run.train("--resume", "--set", f"memory.budget={math.ceil(float(advice.group(1)))}MiB")
-    outcome.expect(0)
-
-
 def train(run, interrupt, rng, interruptions):
     """To the end, in one process or with SIGINT on the way."""
     process = run.start()
@@ -129,7 +111,7 @@ def train(run, interrupt, rng, interruptions):
         assert time.monotonic() - signalled < 60, "a signal ends a run soon"
         # Another eviction policy may go on.
         outcome = run.train("--resume", "--set", f"cache.policy={rng.choice(AXES['cache.policy'])}")
-    resume_as_advised(run, outcome)
+    run.resume_as_advised(outcome)
 
 
 def check(terrace, workspace, job_of, reference, settings, rng, interruptions):
@@ -142,7 +124,8 @@ def check(terrace, workspace, job_of, reference, settings, rng, interruptions):
         settings["ssd.paths"] = [str(disk) for disk in disks]
     least = settings["memory.budget"] == "least"
     if least:
-        settings["memory.budget"] = least_budget(terrace, workspace, job_of(suffix), settings)
+        refused = harness.Run(terrace, workspace, job_of(suffix), name="refused", **settings)
+        settings["memory.budget"] = f"{refused.least_budget()}MiB"
     run = harness.Run(terrace, workspace, job_of(suffix), **settings)
     train(run, interrupt, rng, interruptions)
     summary = run.summary()
@@ -242,7 +225,9 @@ def test_whole_files_by_group(terrace, workspace, logs):
     # Rows and the last checkpoint fit in; what is stale beside them has to go in time.
     {"ssd.compaction": "model_size", "ssd.quota": "185MiB", "ssd.over_provisioning": 0.15,
      "checkpoint.every_batches": 0},
-], ids=["gain", "stale_share", "model_size", "tight_quota"])
+    {"ssd.compaction": "model_size", "ssd.quota": "200MiB", "ssd.over_provisioning": 0.15,
+     "checkpoint.every_batches": 0, "pipeline.pull_threads": 2},
+], ids=["gain", "stale_share", "model_size", "tight_quota", "tight_quota_in_parts"])
 def test_compaction_changes_nothing(terrace, workspace, job_of, reference, compaction):
     """Small files and a low stale share: rows move through compaction many times."""
     run = harness.Run(terrace, workspace, job_of(".tsv"),

@@ -10,12 +10,12 @@ import harness
 import jobs
 import pairwise
 
-SMALL_BUDGET = "136MiB"  # A validation copies the wide rows of a mini-batch.
 AXES = {
-    "memory.budget": (SMALL_BUDGET, "192MiB", jobs.LARGE_BUDGET),
+    "memory.budget": ("least", "192MiB", jobs.LARGE_BUDGET),
     "pipeline.depth": (0, 1, 2, 4),
     "training.batch": (256, 1024, 4096),
     "ssd.shards": (1, 2, 4),
+    "pipeline.pull_threads": (1, 2),
     "ssd.stale_share": (0.5, 0.1),
     "ssd.file_size": ("1MiB", "32MiB"),
     "checkpoint.every_batches": (0, 1, 5),
@@ -44,9 +44,8 @@ def job(request, logs):
     train = logs.criteo(4000, seed=3, cardinality=2500, zipf=0)
     validation = logs.criteo(1000, seed=4, cardinality=2500, zipf=0)
     job = jobs.evicting([train], [validation], validation={"every_examples": 2048}, metrics={"every_examples": 512},
-                       memory={"budget": SMALL_BUDGET})
-    # With so many weights what is left of the rows does not fit into the small budget.
-    job["table"].update({"dim": 136 if request.param == "expiry" else 144, **TABLES[request.param]})
+                       memory={"budget": "144MiB"})
+    job["table"].update({"dim": 136, **TABLES[request.param]})
     return job
 
 
@@ -67,18 +66,20 @@ def reference(terrace, job, tmp_path_factory):
 def train(run, interrupt, rng, interruptions):
     """To the end, with a signal on the way; a killed run resumes more than once."""
     signals = {None: 0, signal.SIGINT: 1, signal.SIGKILL: 2}[interrupt]
-    outcome = None
     for number in range(signals):
         process = run.start(*(["--resume"] if number else []))
         run.wait_for_metrics(process, rng.randrange(2, 12) + 6 * number)
         time.sleep(0.05 * rng.random())
         process.signal(interrupt)
         outcome = process.wait()
+        if outcome.code == 1:  # Its index outgrew the budget.
+            break
         interruptions.add(outcome, 130 if interrupt == signal.SIGINT else -interrupt)
         if outcome.code == 0:
             break
-    if signals == 0 or outcome.code != 0:
-        run.train(*(["--resume"] if signals else [])).expect(0)
+    else:
+        outcome = run.train(*(["--resume"] if signals else []))
+    run.resume_as_advised(outcome)
 
 
 def test_sample(terrace, workspace, job, reference, sample_seed, interruptions):
@@ -86,7 +87,7 @@ def test_sample(terrace, workspace, job, reference, sample_seed, interruptions):
     rng = random.Random(sample_seed)
     rows = pairwise.pairwise(AXES, sample_seed)
     print(f"--sample-seed {sample_seed}: {len(rows)} combinations")
-    evictions = 0  # Of runs with the small budget: one set at a time, and what expires, may leave room for all rows.
+    evictions = 0  # Of runs with the least budget: large sets in flight are all its rows.
     for number, settings in enumerate(rows):
         (tiers,) = jobs.tiers(rng.choice(("key", "key", "group")), rng.randrange(10**6), 1)
         settings |= tiers
@@ -94,9 +95,13 @@ def test_sample(terrace, workspace, job, reference, sample_seed, interruptions):
         folder = workspace / str(number)
         folder.mkdir()
         interrupt = settings.pop("interrupt")
+        least = settings["memory.budget"] == "least"
+        if least:
+            refused = harness.Run(terrace, folder, job, "refused", **settings)
+            settings["memory.budget"] = f"{refused.least_budget()}MiB"
         run = harness.Run(terrace, folder, job, **settings)
         train(run, interrupt, rng, interruptions)
-        if settings["memory.budget"] == SMALL_BUDGET:
+        if least:
             # Over all processes of the run.
             evictions += sum(line["performance"]["cache"]["evictions"] for line in run.metrics() if line["kind"] == "interval")
         harness.assert_same(reference, run.result(), f"with {settings}, interrupt={interrupt}")

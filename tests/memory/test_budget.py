@@ -1,6 +1,5 @@
 """The whole process stays within memory.budget."""
 import json
-import math
 import os
 import pathlib
 import re
@@ -54,6 +53,8 @@ def large_job(train_log):
     {"pipeline.depth": 4},
     {"training.batch": 65536},
     {"ssd.shards": 4, "ssd.io_threads": 4, "ssd.backend": "threads"},
+    {"ssd.shards": 4, "pipeline.pull_threads": 4},
+    {"ssd.shards": 8, "pipeline.pull_threads": 8, "pipeline.depth": 4},
     {"table.dim": 8, "data.epochs": 1},
     {"network.hidden": [256, 128]},
     {"memory.budget": 144 * jobs.MIB, "table.admit_after": 2, "table.admit_filter": "2MiB"},
@@ -117,10 +118,9 @@ def test_a_large_network(terrace, workspace, train_log, peak):
     """Whose dense state is most of the budget, the least that would do: checkpoints hold copies of it."""
     job = jobs.evicting([train_log], training={"batch": 2048, "minibatch": 256, "threads": 2, "max_examples": 4096})
     settings = {"table.dim": 8, "network.hidden": [1024] * 4, "checkpoint.every_batches": 1}
-    refused = harness.Run(terrace, workspace, job, **settings, **{"memory.budget": "64MiB"}).train().expect(2)
-    least = math.ceil(float(re.search(r"needs at least ([\d.]+) MiB", refused.output).group(1)))
-    run = harness.Run(terrace, workspace, job, **settings, **{"memory.budget": f"{least}MiB"})
-    run.train(prefix=peak.prefix).expect(0)
+    run = harness.Run(terrace, workspace, job, **settings)
+    least = run.least_budget(below="64MiB")
+    run.train("--set", f"memory.budget={least}MiB", prefix=peak.prefix).expect(0)
     assert peak.read() <= least * jobs.MIB, f"{peak.read() / jobs.MIB:.0f} of {least} MiB"
     terrace("evaluate", run.path, "--data", train_log, log=workspace / "log", prefix=peak.prefix).expect(0)
     assert peak.read() <= least * jobs.MIB, f"evaluate took {peak.read() / jobs.MIB:.0f} of {least} MiB"
@@ -128,12 +128,6 @@ def test_a_large_network(terrace, workspace, train_log, peak):
         subprocess.run([*peak.prefix, terrace.binary, "inspect", run.path, "--dense", *options], check=True,
                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=harness.PATIENCE_SECONDS)
         assert peak.read() <= least * jobs.MIB, f"inspect --dense {options} took {peak.read() / jobs.MIB:.0f} of {least} MiB"
-
-
-def least_budget(run):
-    """That the job needs, in MiB, by what it says of a smaller one."""
-    refused = run.train("--set", "memory.budget=40MiB").expect(2)
-    return int(re.search(r"needs at least (\d+) MiB", refused.output).group(1))
 
 
 @pytest.mark.parametrize("changes", [
@@ -145,7 +139,7 @@ def test_validation(terrace, workspace, train_log, peak, changes):
     """Which copies the rows of whole mini-batches, in the least budget that would do."""
     job = jobs.evicting([train_log], [train_log], training={"batch": 2048, "minibatch": 512, "threads": 2, "max_examples": 4096})
     run = harness.Run(terrace, workspace, job, **{"validation.every_examples": 2048, **changes})
-    least = least_budget(run)
+    least = run.least_budget()
     run.train("--set", f"memory.budget={least}MiB", prefix=peak.prefix).expect(0)
     assert run.summary()["validation"]["examples"] > 0
     assert peak.read() <= least * jobs.MIB, f"{peak.read() / jobs.MIB:.0f} of {least} MiB"
@@ -156,9 +150,9 @@ def test_large_blocks(terrace, workspace, train_log, peak):
     job = jobs.tiny([train_log])
     job["ssd"]["shards"] = 16
     by_group = {"table.index": "group", "table.expected_keys": 400_000}
-    without = least_budget(harness.Run(terrace, workspace, job, name="without", **by_group))
+    without = harness.Run(terrace, workspace, job, name="without", **by_group).least_budget()
     run = harness.Run(terrace, workspace, job, **by_group, **{"table.group_block": "256KiB"})
-    least = least_budget(run)
+    least = run.least_budget()
     assert least > 2 * without, f"{least} MiB for {without} without them"
     run.train("--set", f"memory.budget={least}MiB", prefix=peak.prefix).expect(0)
     assert peak.read() <= least * jobs.MIB, f"{peak.read() / jobs.MIB:.0f} of {least} MiB"
@@ -174,7 +168,7 @@ def test_an_archive_with_a_long_window(terrace, workspace, logs, train_log, peak
     data = {"format": "criteo", "train": [str(train_log)], "validation": [str(train_log)], name: [str(archive)]}
     job = jobs.tiny([], data=data, training={"batch": 512, "minibatch": 512, "threads": 2, "max_examples": 2048})
     run = harness.Run(terrace, workspace, job)
-    least = least_budget(run)
+    least = run.least_budget()
     assert least > 64 + 40, "the window is to be the most of it"
     run.train("--set", f"memory.budget={least}MiB", prefix=peak.prefix).expect(0)
     assert peak.read() <= least * jobs.MIB, f"{peak.read() / jobs.MIB:.0f} of {least} MiB"
@@ -258,8 +252,7 @@ def test_a_resume_whose_index_does_not_fit_is_refused(terrace, workspace, peak):
                     training={"batch": 4096, "minibatch": 512, "threads": 2}, **{"checkpoint": {"every_batches": 7}})
     run = harness.Run(terrace, workspace, job, **{"table.dim": 1, "table.index": "key", "memory.budget": "256MiB"})
     run.train("--test-kill-at", "checkpoint.after_publish").expect(-signal.SIGKILL)
-    refused = run.train("--set", f"output={workspace}/other", "--set", "memory.budget=16MiB").expect(2)
-    least = re.search(r"needs at least (\d+) MiB", refused.output).group(1)
+    least = run.least_budget("--set", f"output={workspace}/other")
     before = run.digest()
     refused = run.train("--resume", "--set", f"memory.budget={least}MiB").expect(2)
     needed = re.search(r"the index of the run's rows takes .* memory.budget must be at least (\d+) MiB", refused.output).group(1)
@@ -278,8 +271,7 @@ def test_an_index_that_outgrows_the_budget(terrace, workspace, depth):
     undisturbed.train().expect(0)
     assert undisturbed.summary()["rows"] > 800_000
     run = harness.Run(terrace, workspace, job, **settings)
-    refused = run.train("--set", "memory.budget=16MiB").expect(2)
-    budget = int(re.search(r"needs at least (\d+) MiB", refused.output).group(1))
+    budget = run.least_budget()
     trained = stops = 0
     outcome = run.train("--set", f"memory.budget={budget}MiB")
     while outcome.code == 1:

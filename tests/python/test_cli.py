@@ -1,9 +1,11 @@
 """The command line itself: exit codes, overrides, inspection, the hidden flags of tests, signals."""
 import fcntl
+import gzip
 import json
 import os
 import pty
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -11,6 +13,7 @@ import termios
 import time
 
 import pytest
+import yaml
 
 import harness
 import jobs
@@ -147,6 +150,22 @@ def test_a_job_file_that_cannot_be_read(terrace, workspace, log):
     assert not run.path.exists()
 
 
+def test_a_job_may_come_from_a_pipe(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    text = run.job_path.read_text()
+    command = [str(terrace.binary), "train", "/dev/stdin", "--quiet"]
+    trained = subprocess.run(command, input=text, capture_output=True, text=True, timeout=harness.PATIENCE_SECONDS)
+    assert trained.returncode == 0, trained.stderr
+    assert run.summary()["finished"]
+    endless = run_binary(terrace, "train", "/dev/zero")
+    assert endless.returncode == 2 and "'/dev/zero' gives more than 64.00 MiB" in endless.stderr, endless.stderr
+    large = workspace / "large.yaml"
+    with open(large, "wb") as file:
+        file.truncate((64 << 20) + 1)
+    refused = run_binary(terrace, "train", large)
+    assert refused.returncode == 2 and "a job has at most 64.00 MiB" in refused.stderr, refused.stderr
+
+
 def test_output_that_is_a_file_or_not_writable(terrace, workspace, log):
     (workspace / "file").write_text("mine")
     job = jobs.tiny([log])
@@ -154,7 +173,7 @@ def test_output_that_is_a_file_or_not_writable(terrace, workspace, log):
     outcome = run.train().expect(2)
     assert "is a file" in outcome.output
     run = harness.Run(terrace, workspace, job, output=str(workspace / "file" / "below"))
-    outcome = run.train().expect(1)
+    outcome = run.train().expect(2)
     assert str(workspace / "file") in outcome.output
     assert (workspace / "file").read_text() == "mine"
 
@@ -196,6 +215,20 @@ def test_inspect_a_row(terrace, finished, log):
         assert run_binary(terrace, "inspect", finished.path, "--key", wrong).returncode == 2
 
 
+def test_inspect_knows_the_slots_of_the_run(terrace, workspace):
+    """A generated log may have more categories than Criteo's, or fewer."""
+    for slots in (4, 40):
+        job = jobs.tiny([], data={"format": "synthetic", "rows": 256, "cardinality": 100, "slots": slots})
+        run = harness.Run(terrace, workspace, job, f"run{slots}")
+        run.train().expect(0)
+        for slot in (1, slots):
+            text = terrace.text("inspect", run.path, "--key", f"C{slot}=2bc7", "--initial", "--json")
+            assert [row["key"] for row in json.loads(text)["rows"]] == [13 + slot << 48 | 0x2bc7]
+        for wrong in (f"C{slots + 1}=1", "C0=1", "C01=1", "I1=1"):
+            refused = run_binary(terrace, "inspect", run.path, "--key", wrong)
+            assert refused.returncode == 2 and f"--key '{wrong}' is no key" in refused.stderr, refused.stderr
+
+
 def test_inspect_the_network(terrace, finished):
     dense = json.loads(terrace.text("inspect", finished.path, "--dense", "--json"))["dense"]
     initial = json.loads(terrace.text("inspect", finished.path, "--dense", "--initial", "--json"))["dense"]
@@ -234,6 +267,31 @@ def test_a_missing_file_of_a_run_is_damage(terrace, finished, log, workspace, lo
     for command, *arguments in commands:
         failed = run_binary(terrace, command, workspace / "run", *arguments)
         assert failed.returncode == 1 and "--repair" in failed.stderr, (command, failed.stderr)
+
+
+def test_damage_is_the_runs_where_a_file_of_the_run_is_named(terrace, workspace, log):
+    """Not by the letters of its folder in the name of a log."""
+    job = {**jobs.tiny(["train.gz"]), "output": "tr"}
+    job["ssd"]["paths"] = ["disk"]
+    (workspace / "job.yaml").write_text(yaml.safe_dump(job))
+
+    def run(*arguments):
+        return subprocess.run([str(terrace.binary), *map(str, arguments)], cwd=workspace, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=harness.PATIENCE_SECONDS)
+
+    packed = gzip.compress(log.read_bytes(), 1)
+    (workspace / "train.gz").write_bytes(packed[:-100])
+    stopped = run("train", "job.yaml")
+    assert stopped.returncode == 1 and "train.gz: byte " in stopped.stderr and "--verify" not in stopped.stderr, stopped.stderr
+    (workspace / "train.gz").write_bytes(packed)
+    assert run("train", "job.yaml", "--overwrite").returncode == 0
+    for folder, pattern in (("tr", "dense/dense-*"), ("disk", "tr-*/default/shard-0/rows-*")):
+        (path, *_) = (workspace / folder).glob(pattern)
+        content = path.read_bytes()
+        path.write_bytes(content[:len(content) // 2])
+        failed = run("evaluate", "tr", "--data", log)
+        assert failed.returncode == 1 and "terrace inspect tr --verify" in failed.stderr, failed.stderr
+        path.write_bytes(content)
 
 
 def test_inspect_overview(terrace, finished):
@@ -439,6 +497,68 @@ def test_data_of_other_slots(terrace, workspace, log):
     assert refused.returncode == 2 and "other slots or dense features than these files have" in refused.stderr, refused.stderr
 
 
+def test_memory_of_evaluate_and_predict(terrace, workspace, log):
+    """What training reads ahead is a share of its budget; whoever scores may say that he has more memory."""
+    run = harness.Run(terrace, workspace, jobs.tiny([log]), **{"data.read_ahead": "2GiB"})
+    run.train().expect(0)
+    scored = [run_binary(terrace, "evaluate", run.path, "--data", log, "--json", *memory)
+              for memory in ((), ("--memory", "300MiB"))]
+    for result in scored:
+        assert result.returncode == 0, result.stderr
+    assert scored[0].stdout == scored[1].stdout
+    assert run_binary(terrace, "inspect", run.path, "--dense").returncode == 0
+    for command in (("evaluate",), ("predict", "--output", workspace / "p.txt")):
+        for memory, words in (("20MiB", "--memory lets this command use more"), ("much", "--memory 'much' is no size")):
+            result = run_binary(terrace, *command, run.path, "--data", log, "--memory", memory)
+            assert result.returncode == 2 and words in result.stderr, result.stderr
+    assert not (workspace / "p.txt").exists()
+
+
+def test_a_network_beyond_the_budget_takes_no_memory(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    outcome = run.train("--set", "network.hidden=[65536, 65536]").expect(2)
+    assert "network.hidden: 4," in outcome.output and "more than the memory.budget" in outcome.output, outcome.output
+
+
+def test_overwrite_goes_through_no_link(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    run.train().expect(0)
+    digest = run.digest()
+    elsewhere = workspace / "elsewhere"
+    (run.path / "rows").rename(elsewhere)
+    (run.path / "rows").symlink_to(elsewhere)
+    assert run.digest() == digest
+    outcome = run.train("--overwrite").expect(2)
+    assert f"'{run.path}/rows' is a link to a folder" in outcome.output, outcome.output
+    assert run.digest() == digest
+    (run.path / "rows").unlink()
+    elsewhere.rename(run.path / "rows")
+    run.train("--overwrite").expect(0)
+
+
+def test_validation_data_is_frozen_at_the_start(terrace, workspace, log):
+    text = log.read_text().splitlines(keepends=True)
+    (workspace / "v1.tsv").write_text("".join(text[:200]))
+    run = harness.Run(terrace, workspace, jobs.tiny([log], data={
+        "format": "criteo", "train": [str(log)], "validation": [f"{workspace}/v*.tsv"], "epochs": 1000}))
+
+    def validated():
+        return [line["validation"]["examples"] for line in run.metrics() if line["kind"] == "validation"]
+
+    process = run.start()
+    while process.poll() is None and not validated():
+        time.sleep(0.005)
+    (workspace / "v2.tsv").write_text("".join(text[200:300]))
+    with open(workspace / "v1.tsv", "a") as file:
+        file.write("".join(text[300:400]))
+    before = len(validated())
+    while process.poll() is None and len(validated()) < before + 3:
+        time.sleep(0.005)
+    process.signal(signal.SIGINT)
+    process.wait().expect(130)
+    assert len(validated()) >= before + 3 and set(validated()) == {200}, validated()
+
+
 def test_all_limits_and_inputs_are_told_at_once(terrace, workspace, log):
     run = harness.Run(terrace, workspace, jobs.tiny([log]))
     outcome = run.train("--set", "memory.budget=24MiB", "--set", "ssd.quota=10MiB").expect(2)
@@ -506,9 +626,119 @@ def test_a_full_disk(terrace, finished, workspace, log):
     run = harness.Run(terrace, workspace, jobs.tiny([log]))
     outcome = run.train("--test-faults", "write:1+:enospc:shard-").expect(1)
     assert "The run has no checkpoint yet: free space" in outcome.output and "intact" not in outcome.output, outcome.output
-    outcome = run.train("--resume", "--test-faults", "write:1+:enospc:checkpoint-00000002").expect(1)
+    faults = ";".join(f"write:1+:enospc:checkpoint-0000000{number}" for number in (2, 3))  # It is tried twice.
+    outcome = run.train("--resume", "--test-faults", faults).expect(1)
     assert "Checkpoint 1 is intact: free space" in outcome.output and "with --resume goes on" in outcome.output, outcome.output
     run.train("--resume").expect(0)
+
+
+def test_a_job_that_has_become_shorter_ends_with_its_validation(terrace, workspace, log):
+    job = jobs.tiny([log], [log], validation={"every_examples": 0}, checkpoint={"every_batches": 1, "keep": 2})
+    whole = harness.Run(terrace, workspace, job, "whole", **{"training.max_examples": 1024})
+    whole.train().expect(0)
+    run = harness.Run(terrace, workspace, job)
+    run.train("--test-kill-at", "train.after_minibatch:8").expect(-signal.SIGKILL)
+    run.train("--resume", "--set", "training.max_examples=1024").expect(0)
+    assert run.summary()["examples"] == 1024
+    assert run.summary()["validation"] == whole.summary()["validation"] is not None
+    run.train("--resume", "--set", "training.max_examples=1024").expect(0)
+    assert [line["kind"] for line in run.metrics()].count("validation") == 1
+
+
+def test_damaged_validation_data_cost_no_training(terrace, workspace, log):
+    damaged = workspace / "damaged.tsv"
+    damaged.write_text("\n".join(log.read_text().split("\n")[:50] + ["garbage"] * 400 + [""]))
+    run = harness.Run(terrace, workspace, jobs.tiny([log], [damaged]))
+    outcome = run.train().expect(1)
+    assert "Checkpoint 2 is intact: once data.validation is mended, or names other files" in outcome.output, outcome.output
+    run.train("--resume", "--set", f"data.validation={log}").expect(0)
+    assert run.summary()["validation"]["examples"] > 0
+
+
+def test_a_resume_without_its_checkpoints_is_refused(terrace, workspace, log):
+    """Rather than to begin anew over all that is there."""
+    run = harness.Run(terrace, workspace, jobs.tiny([log], checkpoint={"every_batches": 1, "keep": 2}), **{"training.batch": 128})
+    run.train("--test-kill-at", "train.after_minibatch:13").expect(-signal.SIGKILL)
+    digest = run.digest()
+    (run.path / "checkpoints").rename(workspace / "elsewhere")
+    for emptied in (False, True):
+        if emptied:
+            (run.path / "checkpoints").mkdir()
+        outcome = run.train("--resume").expect(1)
+        assert "has lost its checkpoints: dense state" in outcome.output and "Nothing was changed" in outcome.output, outcome.output
+    (run.path / "checkpoints").rmdir()
+    (workspace / "elsewhere").rename(run.path / "checkpoints")
+    assert run.digest() == digest
+    run.train("--resume").expect(0)
+    shutil.rmtree(run.path / "checkpoints")
+    assert "has lost its checkpoints: summary.json" in run.train("--resume").expect(1).output
+
+
+def test_a_resume_after_first_checkpoints_that_failed(terrace, workspace, log):
+    """Begins anew, whatever they have left: no checkpoint is lost."""
+    run = harness.Run(terrace, workspace, jobs.tiny([log], checkpoint={"every_batches": 1, "keep": 2}))
+    whole = harness.Run(terrace, workspace, jobs.tiny([log]), "whole")
+    whole.train().expect(0)
+    run.train("--test-faults", "write:1:enospc:checkpoint-", "--test-kill-at", "checkpoint.before_publish:2").expect(-signal.SIGKILL)
+    assert not run.checkpoints()
+    run.train("--resume").expect(0)
+    assert run.digest() == whole.digest()
+
+
+def test_ssd_paths_in_the_runs_folder(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log]), **{"ssd.paths": [str(workspace / "run" / "ssd")]})
+    for flags in ((), ("--overwrite",)):
+        run.train(*flags).expect(0)
+        assert any((run.path / "ssd").rglob("rows-*"))
+
+
+def test_ssd_paths_where_no_rows_can_lie(terrace, workspace, log):
+    """Nothing is made or deleted then."""
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    run.train().expect(0)
+    digest = run.digest()
+    (workspace / "dangling").symlink_to(workspace / "nowhere")
+    for path in (log, log / "below", "/proc/terrace", workspace / "dangling"):
+        outcome = run.train("--overwrite", "--set", f"ssd.paths=[{workspace}/good, {path}]")
+        assert outcome.code in (1, 2) and f"ssd.paths: rows can't lie in '{path}'" in outcome.output, outcome.output
+        assert "nothing was changed" in outcome.output and run.digest() == digest
+        new = harness.Run(terrace, workspace, jobs.tiny([log]), "new", **{"ssd.paths": [str(workspace / "good"), str(path)]})
+        assert new.train().code == outcome.code
+        assert not new.path.exists() and not (workspace / "good").exists()
+
+
+def test_outputs_that_can_be_no_folder(terrace, workspace, log):
+    (workspace / "dangling").symlink_to(workspace / "nowhere")
+    for output in (log / "below", workspace / "dangling", workspace / "dangling" / "below"):
+        outcome = harness.Run(terrace, workspace, jobs.tiny([log]), "other", output=str(output)).train().expect(2)
+        assert "error: output: making folder" in outcome.output and "Not a directory" in outcome.output, outcome.output
+    assert "holds no run" in terrace("inspect", log, log=workspace / "log").expect(2).output
+
+
+def test_rows_of_integers_by_what_the_log_says(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log]), **{"data.integers": "bucket"})
+    run.train().expect(0)
+    columns = log.read_text().split("\n")[0].split("\t")
+    (column, value), *_ = [(number, text) for number, text in enumerate(columns[1:14], 1) if text]
+    (row,) = json.loads(terrace.text("inspect", run.path, "--json", "--key", f"I{column}={value}"))["rows"]
+    assert row["key"] >> 48 == column
+    for wrong in (f"I{column}=x", f"I{column}=1.5", "I99=1"):
+        assert "or I2=14" in terrace("inspect", run.path, "--key", wrong, log=workspace / "log").expect(2).output
+
+
+def test_a_disk_that_is_not_mounted(terrace, workspace, log):
+    disk = workspace / "disk"
+    run = harness.Run(terrace, workspace, jobs.tiny([log]), **{"ssd.paths": [str(disk)], "training.max_examples": 512})
+    run.train().expect(0)
+    disk.rename(workspace / "away")
+    outcome = run.train("--resume", "--set", "training.max_examples=1024").expect(2)
+    assert f"ssd.paths: the folder '{disk}/" in outcome.output and "mount that disk" in outcome.output, outcome.output
+    assert not disk.exists()
+    (workspace / "away").rename(disk)
+    run.train("--resume", "--set", "training.max_examples=1024").expect(0)
+    disk.rename(workspace / "away")
+    outcome = run.train("--overwrite").expect(0)
+    assert "is not there: rows that the run has on it" in outcome.output, outcome.output
 
 
 def long_run(terrace, workspace, log):

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +18,7 @@
 #include "terrace/base/mutex.h"
 #include "terrace/base/rng.h"
 #include "terrace/base/status.h"
+#include "terrace/base/sync_point.h"
 #include "terrace/base/testing/denormals.h"
 #include "terrace/base/testing/temporary_folder.h"
 #include "terrace/base/thread.h"
@@ -127,6 +129,35 @@ TEST(Mutex, InTurnWhoeverWaitsIsNext) {
   // Some were held up on their way to the queue.
   std::nth_element(waited.begin(), waited.begin() + 25, waited.end());
   EXPECT_LE(waited[25], 2u);
+}
+
+// Each handler's own counter has stopped for good once the next is armed, or none.
+TEST(SyncPoint, IsArmedAndDisarmedWhileThreadsHitIt) {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      while (!stop) SyncPoint::Hit("outer");
+    });
+  }
+  for (int round = 0; round < 50; ++round) {
+    auto hits = std::make_unique<std::atomic<int>>(0);
+    SyncPoint::Arm([&counter = *hits, owned = std::string("outer")](std::string_view name) {
+      if (name == owned) SyncPoint::Hit("inner");
+      ++counter;
+    });
+    while (*hits < 3) std::this_thread::yield();
+    if (round % 2 == 0)
+      SyncPoint::Arm(nullptr);
+    else
+      SyncPoint::Arm([](std::string_view) {});
+    const int last = *hits;
+    std::this_thread::yield();
+    EXPECT_EQ(*hits, last);
+  }
+  SyncPoint::Arm(nullptr);
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(WorkerGroup, RunsEveryTaskOnceEachRound) {
@@ -285,6 +316,13 @@ TEST_F(MemoryLimitTest, VersionOneHasAHierarchyForMemory) {
 TEST(Status, ContextStandsBeforeTheCause) {
   const Status status = CorruptionError("bad checksum at 17").WithContext("opening shard 3");
   EXPECT_EQ(status.ToString(), "corruption: opening shard 3: bad checksum at 17");
+}
+
+// By its code, whatever the words: a path may have those of a limit.
+TEST(Status, ALimitIsNoFailureOfADisk) {
+  EXPECT_EQ(ErrnoError(EMFILE, "opening", "/rows").code(), StatusCode::kOutOfRoom);
+  EXPECT_EQ(ErrnoError(ENOSPC, "writing", "/ssd.quota").code(), StatusCode::kIo);
+  EXPECT_EQ(OutOfRoomError("full").WithContext("writing").ToString(), "out of room: writing: full");
 }
 
 }  // namespace

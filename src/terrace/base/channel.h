@@ -56,14 +56,16 @@ class Channel {
     not_empty_.NotifyAll();
   }
 
-  // The first cause stays; what the channel holds is dropped. REQUIRES: !cause.ok().
-  void Abort(const Status& cause) TERRACE_EXCLUDES(mu_) {
-    std::deque<T> dropped;  // Destroyed after the lock is left: an item may own much.
+  // The first cause stays. Returns what the channel held, for the caller to drop when he can wait
+  // for what an item owns. REQUIRES: !cause.ok().
+  std::deque<T> Abort(const Status& cause) TERRACE_EXCLUDES(mu_) {
+    std::deque<T> dropped;
     MutexLock lock(&mu_);
     if (abort_cause_.ok()) abort_cause_ = cause;
     dropped.swap(items_);
     not_full_.NotifyAll();
     not_empty_.NotifyAll();
+    return dropped;
   }
 
   std::size_t size() const TERRACE_EXCLUDES(mu_) {

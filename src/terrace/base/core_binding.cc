@@ -34,6 +34,11 @@ int Bind(std::span<const int> units) {
   return pthread_setaffinity_np(pthread_self(), sizeof set, set.words);
 }
 
+void TellNotBound(std::span<const int> units, const std::string& why) {
+  LogText(LogLevel::kWarning,
+          fmt::format("a thread is not bound to cpus {}: {}", RangesText(units), why));
+}
+
 }  // namespace
 
 Result<std::vector<int>> CurrentUnits() {
@@ -57,9 +62,12 @@ ScopedBinding::ScopedBinding(std::span<const int> units) {
     before_ = std::move(before).value();
     return;
   }
-  LogText(LogLevel::kWarning,
-          fmt::format("a thread is not bound to cpus {}: {}", RangesText(units),
-                      before.ok() ? std::strerror(error) : before.status().message().c_str()));
+  TellNotBound(units, before.ok() ? std::strerror(error) : before.status().message());
+}
+
+void BindCurrentThread(std::span<const int> units) {
+  if (units.empty()) return;
+  if (const int error = Bind(units); error != 0) TellNotBound(units, std::strerror(error));
 }
 
 ScopedBinding::~ScopedBinding() {

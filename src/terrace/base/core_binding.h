@@ -26,6 +26,9 @@ class ScopedBinding {
   std::vector<int> before_;  // Empty: nothing is bound.
 };
 
+// As that, for as long as the thread lives.
+void BindCurrentThread(std::span<const int> units);
+
 // Has the calling thread take its memory from the NUMA nodes in turn while it lives; fewer than two
 // nodes change nothing, nor does it where somebody has chosen a policy for the process. Likewise.
 class ScopedInterleaving {

@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "terrace/base/testing/temporary_folder.h"
 #include "terrace/base/thread.h"
 #include "terrace/base/topology.h"
 
@@ -92,6 +94,33 @@ TEST(Topology, KeepsToTheMaskOfTheThread) {
   const Result<Topology> part = ReadTopology();
   ASSERT_TRUE(part.ok()) << part.status().ToString();
   EXPECT_EQ(units_of(*part), one);
+}
+
+TEST(Topology, NodesAreReadFromTheList) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path() / "online";
+  const auto nodes = [&](const std::string& text) {
+    folder.Write("online", text);
+    return OnlineNodes(file);
+  };
+  using Nodes = std::vector<int>;
+  EXPECT_EQ(OnlineNodes(file), Nodes());
+  EXPECT_EQ(nodes("0\n"), Nodes{0});
+  EXPECT_EQ(nodes("0-1\n"), (Nodes{0, 1}));
+  EXPECT_EQ(nodes("0,2-4,7\n"), (Nodes{0, 2, 3, 4, 7}));
+  for (const char* text : {"", "\n", "none\n", "-1\n", "3-1\n", "0-4294967295\n"}) {
+    EXPECT_EQ(nodes(text), Nodes()) << text;
+  }
+}
+
+TEST(Topology, TheNodesOfTheCoresAreOnline) {
+  const std::vector<int> online = OnlineNodes();
+  if (online.empty()) GTEST_SKIP() << "the system does not list its nodes";
+  const Result<Topology> topology = ReadTopology();
+  ASSERT_TRUE(topology.ok()) << topology.status().ToString();
+  for (const Topology::Core& core : topology->cores) {
+    EXPECT_TRUE(std::binary_search(online.begin(), online.end(), core.node)) << core.node;
+  }
 }
 
 TEST(Topology, ADiskThatNobodyKnowsHasNoNode) {

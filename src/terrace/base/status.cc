@@ -38,6 +38,8 @@ std::string_view StatusCodeName(StatusCode code) {
       return "internal error";
     case StatusCode::kOutOfMemory:
       return "out of memory";
+    case StatusCode::kOutOfRoom:
+      return "out of room";
   }
   return "unknown";
 }
@@ -67,18 +69,20 @@ Status InternalError(std::string message) { return {StatusCode::kInternal, std::
 Status OutOfMemoryError(std::string message) {
   return {StatusCode::kOutOfMemory, std::move(message)};
 }
+Status OutOfRoomError(std::string message) { return {StatusCode::kOutOfRoom, std::move(message)}; }
 
 Status ErrnoError(int error_number, std::string_view what, std::string_view path) {
   std::string message = fmt::format("{} '{}': {}", what, path, std::strerror(error_number));
   switch (error_number) {
     case ENOENT:
+    case ENOTDIR:  // A file where the path wants a folder: nothing can be there.
       return NotFoundError(std::move(message));
     case ENOSPC:
     case EDQUOT:
       return IoError(message + " (free space there)");
     case EMFILE:
     case ENFILE:
-      return IoError(message + " (raise that limit: ulimit -n)");
+      return OutOfRoomError(message + " (raise that limit: ulimit -n)");
     case ENOMEM:
       return OutOfMemoryError(std::move(message));
     case EWOULDBLOCK:

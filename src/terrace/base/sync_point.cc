@@ -1,6 +1,7 @@
 #include "terrace/base/sync_point.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <charconv>
@@ -20,13 +21,21 @@ std::function<void(std::string_view)>& Handler() {
 }  // namespace
 
 std::atomic<bool> SyncPoint::armed_{false};
+std::atomic<int> SyncPoint::inside_{0};
 
 void SyncPoint::Arm(std::function<void(std::string_view)> handler) {
+  // In one order with what Call does: a thread that is not seen inside sees that nothing is armed.
+  armed_.store(false, std::memory_order_seq_cst);
+  while (inside_.load(std::memory_order_seq_cst) != 0) sched_yield();
   Handler() = std::move(handler);
-  armed_.store(static_cast<bool>(Handler()), std::memory_order_relaxed);
+  armed_.store(static_cast<bool>(Handler()), std::memory_order_seq_cst);
 }
 
-void SyncPoint::Call(std::string_view name) { Handler()(name); }
+void SyncPoint::Call(std::string_view name) {
+  inside_.fetch_add(1, std::memory_order_seq_cst);
+  if (armed_.load(std::memory_order_seq_cst)) Handler()(name);
+  inside_.fetch_sub(1, std::memory_order_seq_cst);
+}
 
 bool SyncPoint::ArmKill(std::string_view specification) {
   std::size_t colon = specification.rfind(':');

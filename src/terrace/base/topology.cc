@@ -5,10 +5,12 @@
 #include <sys/sysmacros.h>
 
 #include <algorithm>
+#include <charconv>
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <system_error>
 
@@ -48,6 +50,33 @@ Result<Topology> ReadTopology() {
     return UnavailableError("the system does not describe its processors");
   }
   return TopologyOf(machine, allowed);
+}
+
+std::vector<int> OnlineNodes(const std::string& file) {
+  constexpr int kMostNodes = 1024;  // Linux is built for no more.
+  std::ifstream stream(file);
+  std::string line;  // "0-1,4"
+  std::getline(stream, line);
+  const char* at = line.data();
+  const char* const end = at + line.size();
+  const auto read = [&at, end](int* node) {
+    const auto [rest, error] = std::from_chars(at, end, *node);
+    at = rest;
+    return error == std::errc() && *node >= 0 && *node < kMostNodes;
+  };
+  std::vector<int> nodes;
+  for (;; ++at) {
+    int first = 0;
+    if (!read(&first)) return {};
+    int last = first;
+    if (at != end && *at == '-') {
+      ++at;
+      if (!read(&last) || last < first) return {};
+    }
+    for (int node = first; node <= last; ++node) nodes.push_back(node);
+    if (at == end) return nodes;
+    if (*at != ',') return {};
+  }
 }
 
 int NodeOfDisk(const std::string& path) {

@@ -1,4 +1,5 @@
-// EntryMap, EntryQueues and RowArena against containers of the standard library; ChunkSupply.
+// EntryMap, EntryQueues and RowArena against containers of the standard library; ChunkSupply
+// and GhostKeys.
 #include <algorithm>
 #include <atomic>
 #include <deque>
@@ -13,6 +14,7 @@
 #include "terrace/cache/chunk_supply.h"
 #include "terrace/cache/entry_map.h"
 #include "terrace/cache/entry_queues.h"
+#include "terrace/cache/ghost_keys.h"
 #include "terrace/cache/row_arena.h"
 
 namespace terrace {
@@ -278,6 +280,44 @@ TEST(ChunkSupply, WhoTakesMeetsTheLackOfMemory) {
     EXPECT_EQ(supply.Take().status().code(), StatusCode::kOutOfMemory);
     supply.SetLimit(2);
   }
+}
+
+TEST(GhostKeys, RemembersTheLastWindowAndForgetsWhatIsTaken) {
+  for (const std::uint64_t rows : {std::uint64_t{1000}, std::uint64_t{200'000}}) {
+    GhostKeys ghosts;
+    ASSERT_TRUE(ghosts.Reserve(rows).ok());
+    EXPECT_EQ(ghosts.bytes(), GhostKeys::BytesFor(rows));
+    const std::uint64_t window = rows * 9 / 10;
+    ghosts.SetWindow(window);
+    // Many windows, so that times come round several times.
+    const Key end = 20 * window;
+    for (Key key = 0; key < end; ++key) ghosts.Add(MixKey(key));
+    const auto found = [&](Key first, Key last) {
+      std::uint64_t count = 0;
+      for (Key key = first; key < last; ++key) count += ghosts.Take(MixKey(key)) ? 1 : 0;
+      return count;
+    };
+    const std::uint64_t slack = window / 500 + 1;  // A window is counted in about 1024 times.
+    EXPECT_LE(found(0, end - window - slack), end / 50'000 + 3) << "taken for others";
+    EXPECT_LE(found(2 * end, 3 * end), end / 50'000 + 3);
+    const std::uint64_t lately = found(end - window + slack, end);
+    EXPECT_GT(lately, window * 9 / 10) << "the sixteenth of a line makes room for the next";
+    EXPECT_EQ(found(end - window + slack, end), 0u) << "taken before";
+  }
+}
+
+TEST(GhostKeys, ReservesAndGivesBack) {
+  GhostKeys ghosts;
+  EXPECT_EQ(ghosts.bytes(), 0u);
+  ASSERT_TRUE(ghosts.Reserve(100'000).ok());
+  ghosts.SetWindow(100);
+  ghosts.Add(MixKey(1));
+  EXPECT_TRUE(ghosts.Take(MixKey(1)));
+  EXPECT_FALSE(ghosts.Take(MixKey(1)));
+  ASSERT_TRUE(ghosts.Reserve(10).ok());
+  EXPECT_EQ(ghosts.bytes(), GhostKeys::BytesFor(10));
+  ghosts.Add(MixKey(2));
+  EXPECT_TRUE(ghosts.Take(MixKey(2)));
 }
 
 }  // namespace

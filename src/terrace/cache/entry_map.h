@@ -17,6 +17,9 @@
 
 namespace terrace {
 
+// For keys whose hashes are alike in their high bits, or are looked up in their order.
+constexpr std::uint64_t SpreadHash(std::uint64_t hash) { return hash * 0x9e3779b97f4a7c15ULL; }
+
 class EntryMap {
  public:
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};

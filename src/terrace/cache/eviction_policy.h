@@ -44,8 +44,13 @@ class EvictionPolicy {
   // A row without pins leaves otherwise than as a victim; its place is not changed.
   virtual void Forget(EntryId entry) = 0;
   // Up to `count` rows without pins to evict, the best first; they are kHeld and forgotten. Returns
-  // how many; fewer only when every other row is pinned.
+  // how many; fewer only when every other row is pinned. Each is then put back or leaves.
   virtual std::size_t TakeVictims(std::size_t count, EntryId* victims) = 0;
+  // Victims that stay after all, unchanged since: they come to the end of a queue.
+  virtual void PutBack(std::span<const EntryId> victims) = 0;
+  // Victims that leave, their keys and frequencies unchanged since: only now may they be remembered
+  // as rows that left, since what is remembered makes room for it.
+  virtual void Leave(std::span<const EntryId> victims) = 0;
   // Drops whatever refers to rows that are not cached any more.
   virtual void Sweep() = 0;
 

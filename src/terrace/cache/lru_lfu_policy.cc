@@ -46,7 +46,7 @@ class LruLfuPolicy final : public EvictionPolicy {
       Entry& entry = arena_->entry(id);
       if (entry.frequency != kTopFrequency) ++entry.frequency;
       if (entry.place == kHeld) continue;
-      Leave(entry.place);
+      CountOut(entry.place);
       entry.place = kHeld;
       ++held_rows_;
     }
@@ -77,7 +77,7 @@ class LruLfuPolicy final : public EvictionPolicy {
     if (place == kHeld) {
       --held_rows_;
     } else {
-      Leave(place);
+      CountOut(place);
     }
   }
 
@@ -94,18 +94,24 @@ class LruLfuPolicy final : public EvictionPolicy {
       }
       const EntryId id = queues_.Pop(queue);
       TERRACE_CHECK(id != kNoEntry);
-      Leave(static_cast<std::uint8_t>(kFirstQueue + queue));
+      CountOut(static_cast<std::uint8_t>(kFirstQueue + queue));
       victims[taken++] = id;
     }
     return taken;
   }
+
+  void PutBack(std::span<const EntryId> victims) override {
+    for (const EntryId id : victims) PushLfu(id);
+  }
+
+  void Leave(std::span<const EntryId> /*victims*/) override {}
 
   void Sweep() override { queues_.Sweep(); }
   std::uint8_t hot_frequency() const override { return 2; }
 
  private:
   // Counts a row out of its queue.
-  void Leave(std::uint8_t place) {
+  void CountOut(std::uint8_t place) {
     const int queue = place - kFirstQueue;
     if (queue == kLru) {
       --lru_rows_;
@@ -156,7 +162,7 @@ class LruLfuPolicy final : public EvictionPolicy {
     entry.frequency /= 2;
     const int queue = entry.place - kFirstQueue;
     if (entry.place == kHeld || queue == kLru || queue == 1 + ClassOf(entry.frequency)) return;
-    Leave(entry.place);
+    CountOut(entry.place);
     entry.place = kHeld;
     PushLfu(id);
   }

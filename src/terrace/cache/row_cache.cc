@@ -7,12 +7,15 @@
 
 #include "terrace/base/prefetch.h"
 #include "terrace/base/sync_point.h"
+#include "terrace/cache/parted_row_cache.h"
 #include "terrace/cache/row_cache_impl.h"
 
 namespace terrace {
 namespace {
 
 constexpr std::uint32_t kVictims = 32;  // Rows evicted together, likewise.
+// After so many groups without a clean row a pin beside a flush waits for more to be clean.
+constexpr std::uint32_t kDirtyGroups = 64;
 // Beyond so many at once a disk is busy, and threads only cost memory.
 constexpr std::size_t kMostShardReaders = 16;
 constexpr std::uint32_t kMaxHandles = 255;  // Entry::pins has eight bits.
@@ -66,6 +69,13 @@ WriteBackOptions BufferOptions(const RowCacheOptions& options, std::span<Store* 
 
 }  // namespace
 
+std::uint64_t RowCacheOptions::FlushBytesFor(std::uint64_t capacity_bytes) {
+  constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+  const std::uint64_t bytes =
+      std::max(std::min(capacity_bytes / 16, 16 * kMiB), capacity_bytes / 64);
+  return std::clamp(bytes, kMiB / 4, 64 * kMiB);
+}
+
 RowCacheStats& RowCacheStats::operator+=(const RowCacheStats& other) {
   hits += other.hits;
   misses += other.misses;
@@ -93,7 +103,8 @@ PinnedRows::PinnedRows(PinnedRows&& other) noexcept
     : cache_(std::exchange(other.cache_, nullptr)),
       rows_(std::exchange(other.rows_, {})),
       entries_(std::exchange(other.entries_, {})),
-      load_(std::exchange(other.load_, nullptr)) {}
+      load_(std::exchange(other.load_, nullptr)),
+      parts_(std::exchange(other.parts_, nullptr)) {}
 
 PinnedRows& PinnedRows::operator=(PinnedRows&& other) noexcept {
   if (this != &other) {
@@ -102,6 +113,7 @@ PinnedRows& PinnedRows::operator=(PinnedRows&& other) noexcept {
     rows_ = std::exchange(other.rows_, {});
     entries_ = std::exchange(other.entries_, {});
     load_ = std::exchange(other.load_, nullptr);
+    parts_ = std::exchange(other.parts_, nullptr);
   }
   return *this;
 }
@@ -112,18 +124,14 @@ void PinnedRows::MarkDirty(std::size_t begin, std::size_t end) {
   cache_->MarkDirtyEntries(*this, begin, end);
 }
 
-Status PinnedRows::Wait() {
-  if (load_ == nullptr) return OkStatus();
-  TERRACE_RETURN_IF_ERROR(cache_->WaitFor(load_.get()));
-  load_ = nullptr;
-  return OkStatus();
-}
+Status PinnedRows::Wait() { return cache_ == nullptr ? OkStatus() : cache_->WaitFor(this); }
 
 void PinnedRows::Release() {
   if (cache_ != nullptr) std::exchange(cache_, nullptr)->Unpin(this);
   rows_ = {};
   entries_ = {};
   load_ = nullptr;
+  parts_ = nullptr;
 }
 
 Result<PinnedRows> RowCache::Pin(std::span<const Key> keys) {
@@ -134,11 +142,15 @@ Result<PinnedRows> RowCache::Pin(std::span<const Key> keys) {
 
 Result<std::unique_ptr<RowCache>> RowCache::Create(const RowCacheOptions& options,
                                                    std::vector<Store*> stores) {
-  return RowCacheImpl::Make(options, std::move(stores));
+  const std::uint32_t parts = PartedRowCache::PartsFor(options, stores.size());
+  if (parts > 1) return PartedRowCache::Make(options, stores, parts);
+  const ShardRange shards = ShardRange::All(stores.size());
+  return RowCacheImpl::Make(options, std::move(stores), shards);
 }
 
 Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& options,
-                                                     std::vector<Store*> stores) {
+                                                     std::vector<Store*> stores,
+                                                     const ShardRange& shards) {
   if (options.row_bytes == 0 || options.row_bytes > (std::uint32_t{1} << 30)) {
     return InvalidArgumentError("a row of " + std::to_string(options.row_bytes) +
                                 " bytes: a cache holds rows of 1 byte to 1 GiB");
@@ -147,7 +159,8 @@ Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& opti
     return InvalidArgumentError("a cache needs stores, create_row and flush_bytes");
   }
   const std::uint64_t chunk_bytes = ChunkBytes(options);
-  const WriteBackOptions buffers = BufferOptions(options, stores);
+  WriteBackOptions buffers = BufferOptions(options, stores);
+  buffers.shards = shards;
   const std::uint32_t rows = RowArena::RowsPerChunk(options.row_bytes, chunk_bytes);
   TERRACE_CHECK(rows > 0);
   // What is too small is refused before anything is allocated.
@@ -161,7 +174,7 @@ Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& opti
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<WriteBack> write_back,
                            WriteBack::Create(buffers, stores));
   std::unique_ptr<RowCacheImpl> cache(
-      new RowCacheImpl(options, std::move(stores), chunk_bytes, std::move(write_back)));
+      new RowCacheImpl(options, std::move(stores), shards, chunk_bytes, std::move(write_back)));
   {
     MutexLock lock(&cache->mu_);
     TERRACE_ASSIGN_OR_RETURN(cache->policy_,
@@ -188,9 +201,11 @@ Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& opti
 }
 
 RowCacheImpl::RowCacheImpl(const RowCacheOptions& options, std::vector<Store*> stores,
-                           std::uint64_t chunk_bytes, std::unique_ptr<WriteBack> write_back)
+                           const ShardRange& shards, std::uint64_t chunk_bytes,
+                           std::unique_ptr<WriteBack> write_back)
     : options_(options),
       stores_(std::move(stores)),
+      shards_(shards),
       victims_at_once_(std::min(kVictims, write_back->buffer_rows())),
       in_blocks_(InBlocks(stores_)),
       write_back_(std::move(write_back)),
@@ -220,7 +235,7 @@ std::size_t RowCacheImpl::MaxPinnedRows() const {
 void RowCacheImpl::Lookup(std::span<const Key> keys, EntryId* entries) const {
   std::array<std::uint64_t, kGroup> hashes;
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    hashes[i] = MixKey(keys[i]);
+    hashes[i] = MapHash(keys[i]);
     map_.Prefetch(hashes[i]);
   }
   for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -250,8 +265,11 @@ Result<PinnedRows> RowCacheImpl::StartPin(std::span<const Key> keys) {
   pinned.entries_.assign(keys.size(), kNoEntry);
   pinned.rows_.resize(keys.size());
   TERRACE_RETURN_IF_ERROR(Reserve(keys));
+  const std::uint64_t failed_before = failed_loads_;
   PinPresent(keys, &pinned, &missing);
-  const Status allocated = AllocateMissing(&pinned, &missing);
+  Status allocated = AllocateMissing(&pinned, &missing);
+  // While that waited for room; it may have been to bring rows that are pinned here.
+  if (allocated.ok() && failed_loads_ != failed_before) allocated = load_failure_;
   if (!allocated.ok()) {
     UndoPin(pinned, missing);
     return allocated;
@@ -348,6 +366,7 @@ Status RowCacheImpl::AllocateMissing(PinnedRows* pinned, Missing* missing) {
     missing->rows.push_back(arena_.row(id));
   };
   bool evicted = false;
+  std::uint32_t all_dirty = 0;  // Groups of victims, one after another.
   while (missing->rows.size() < wanted) {
     const EntryId id = arena_.Allocate();
     if (id != kNoEntry) {
@@ -362,18 +381,26 @@ Status RowCacheImpl::AllocateMissing(PinnedRows* pinned, Missing* missing) {
     }
     const std::size_t victims =
         std::min<std::size_t>(wanted - missing->rows.size(), victims_at_once_);
+    const auto take_freed = [&](std::size_t count) TERRACE_REQUIRES(mu_) {
+      for (std::size_t i = 0; i < count; ++i) take(freed[i]);
+      held_rows_ += count;
+      needed_rows_ -= count;
+      evicted = true;
+    };
     if (flushing_) {
-      TERRACE_RETURN_IF_ERROR(WaitForFlush());
+      const std::size_t clean = EvictGroup(victims, freed.data(), nullptr);
+      take_freed(clean);
+      all_dirty = clean > 0 ? 0 : all_dirty + 1;
+      if (all_dirty == kDirtyGroups) {
+        all_dirty = 0;
+        TERRACE_RETURN_IF_ERROR(WaitForFlushPart());
+      }
       continue;
     }
     {
       WriteBack::AppendScope appends(write_back_.get());
       if (appends.room() >= victims) {
-        const std::size_t count = EvictGroup(victims, freed.data(), &appends);
-        for (std::size_t i = 0; i < count; ++i) take(freed[i]);
-        held_rows_ += count;
-        needed_rows_ -= count;
-        evicted = true;
+        take_freed(EvictGroup(victims, freed.data(), &appends));
         continue;
       }
     }
@@ -412,12 +439,12 @@ Status RowCacheImpl::RebuildMap(std::uint64_t rows) {
     const std::uint32_t touched = arena_.touched(chunk);
     for (std::uint32_t slot = 0; slot < touched; ++slot) {
       if (slot + kAhead < touched) {
-        map_.Prefetch(MixKey(arena_.entry(arena_.id(chunk, slot + kAhead)).key));
+        map_.Prefetch(MapHash(arena_.entry(arena_.id(chunk, slot + kAhead)).key));
       }
       const EntryId id = arena_.id(chunk, slot);
       Entry& entry = arena_.entry(id);
       if (entry.place >= kHeld && LoadFlags(entry) != kLostFlag) {
-        map_.Insert(MixKey(entry.key), id);
+        map_.Insert(MapHash(entry.key), id);
       }
     }
   }
@@ -431,22 +458,35 @@ std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed,
   TERRACE_CHECK(count > 0);  // What is reserved is not held.
   for (std::size_t i = 0; i < count; ++i) {
     Entry& entry = arena_.entry(victims[i]);
-    map_.Prefetch(MixKey(entry.key));
-    if (!IsDirty(entry)) continue;
+    map_.Prefetch(MapHash(entry.key));
+    if (appends == nullptr || !IsDirty(entry)) continue;
     appends->Prefetch(entry.key);
     PrefetchRead(arena_.row(victims[i]),
                  std::min<std::size_t>(options_.row_bytes, kMostPrefetchBytes));
   }
-  std::size_t kept = 0;
+  std::array<EntryId, kVictims> leaving;
+  std::size_t dirty = 0, leave = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    Evict(victims[i], /*may_come=*/IsHot(arena_.entry(victims[i])), appends);
-    if (arena_.is_closed(victims[i])) {
-      arena_.Free(victims[i]);
+    const EntryId id = victims[i];
+    if (appends == nullptr && IsDirty(arena_.entry(id)) && !DropExpired(id)) {
+      victims[dirty++] = id;
+    } else {
+      leaving[leave++] = id;
+    }
+  }
+  policy_->PutBack({victims.data(), dirty});
+  policy_->Leave({leaving.data(), leave});
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < leave; ++i) {
+    const EntryId id = leaving[i];
+    Evict(id, /*may_come=*/IsHot(arena_.entry(id)), appends);
+    if (arena_.is_closed(id)) {
+      arena_.Free(id);
       continue;
     }
-    arena_.entry(victims[i]).place = kTaken;
-    arena_.Hold(victims[i]);
-    freed[kept++] = victims[i];
+    arena_.entry(id).place = kTaken;
+    arena_.Hold(id);
+    freed[kept++] = id;
   }
   return kept;
 }
@@ -460,7 +500,7 @@ void RowCacheImpl::Evict(EntryId id, bool may_come, WriteBack::AppendScope* appe
     CountClean(entry);
     StoreFlags(entry, 0);
   }
-  map_.Erase(MixKey(entry.key), id);
+  map_.Erase(MapHash(entry.key), id);
   ++counts_.evictions;
 }
 
@@ -479,7 +519,7 @@ bool RowCacheImpl::LeaveExpired(EntryId id) {
   if (!options_.expiry->MayGo(arena_.row(id))) return false;
   if (IsDirty(entry)) DropExpired(id);
   policy_->Forget(id);
-  map_.Erase(MixKey(entry.key), id);
+  map_.Erase(MapHash(entry.key), id);
   arena_.Free(id);
   return true;
 }
@@ -527,7 +567,7 @@ void RowCacheImpl::Publish(PinnedRows* pinned, const Missing& missing) {
   for (std::size_t begin = 0; begin < missing.keys.size(); begin += kGroup) {
     const std::size_t count = std::min(kGroup, missing.keys.size() - begin);
     for (std::size_t i = 0; i < count; ++i) {
-      map_.Prefetch(MixKey(missing.keys[begin + i]));
+      map_.Prefetch(MapHash(missing.keys[begin + i]));
       group[i] = pinned->entries_[missing.index[begin + i]];
       __builtin_prefetch(&arena_.entry(group[i]), 1);
     }
@@ -537,7 +577,7 @@ void RowCacheImpl::Publish(PinnedRows* pinned, const Missing& missing) {
       entry.pins = 1;
       const bool here = missing.found[begin + i] != 0;
       StoreFlags(entry, here ? 0 : kLoadingFlag);
-      map_.Insert(MixKey(entry.key), group[i]);
+      map_.Insert(MapHash(entry.key), group[i]);
       if (here) continue;
       load->entries.push_back(group[i]);
       load->keys.push_back(entry.key);
@@ -606,7 +646,7 @@ void RowCacheImpl::UnpinEntries(std::span<const EntryId> entries) {
     if (flags == kNewFlag || flags == kLostFlag) {
       // Never trained: its value is a function of its key, and it must leave no trace.
       policy_->Forget(entries[i]);
-      if (flags == kNewFlag) map_.Erase(MixKey(entry.key), entries[i]);
+      if (flags == kNewFlag) map_.Erase(MapHash(entry.key), entries[i]);
       arena_.Free(entries[i]);
       continue;
     }

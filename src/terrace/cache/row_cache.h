@@ -32,8 +32,11 @@ struct RowCacheOptions {
   // files of stores without blocks in the order in which they come. Borrowed; null: nothing is
   // known.
   const FutureKeys* future = nullptr;
-  std::uint64_t flush_bytes = std::uint64_t{16}
-                              << 20;  // Dirty rows that leave together; larger: better writes.
+  // Dirty rows that leave together.
+  std::uint64_t flush_bytes = std::uint64_t{16} << 20;
+  // For a cache of so many bytes. More of them cost a written row less, in the index above all, and
+  // make larger files; a small cache has better use for the memory.
+  static std::uint64_t FlushBytesFor(std::uint64_t capacity_bytes);
   // Hot rows, which by the policy's count will be visited again soon, and the others are written
   // into files of their own, where the buffers are large enough for the stores' files; one buffer
   // more. false: for comparison.
@@ -42,6 +45,12 @@ struct RowCacheOptions {
   // what was evicted. false: a Pin writes what it evicts before it goes on, and PinnedRows::Wait
   // reads, one shard after another (depth 0).
   bool background = true;
+  // Above 1, with `background`: so many parts of the table, each of as many of its shards, are
+  // pinned, loaded and written side by side, each in its share of the capacity (PartedRowCache). As
+  // many of them as the number of shards divides by, if that is fewer.
+  std::uint32_t parts = 1;
+  // Runs once on each thread that pins beside the caller's; may be empty.
+  std::function<void()> on_pin_thread;
   // Grain of the arenas; 0: 2 MiB, less for a small capacity and more for a huge one.
   std::uint64_t chunk_bytes = 0;
   // Fills the row that a key starts with: a pure function of the key.
@@ -75,6 +84,7 @@ struct RowCacheStats {
 };
 
 class RowCache;
+struct PinnedParts;
 struct RowLoad;
 
 // A pinned working set: working-set row w lies at row(w) until the handle goes. Move-only; released
@@ -99,10 +109,12 @@ class PinnedRows {
 
  private:
   friend class RowCacheImpl;
+  friend class PartedRowCache;
   RowCache* cache_ = nullptr;
   std::vector<std::byte*> rows_;        // (keys of the Pin)
   std::vector<std::uint32_t> entries_;  // (keys of the Pin) places in the cache's metadata
   std::shared_ptr<RowLoad> load_;       // What brings rows that were not there; null: all were.
+  std::shared_ptr<PinnedParts> parts_;  // Of a cache in parts, which has the two above; else null.
 };
 
 class RowCache {
@@ -122,9 +134,10 @@ class RowCache {
   // created when they exist nowhere: PinnedRows::Wait says when they are. Reserves the memory of
   // all these first and waits for earlier sets to be released until there is enough; none is pinned
   // meanwhile, rows of another table's cache may be. Blocks: on that wait, on writes when the write
-  // buffers are full, on a FlushDirty over stores of blocks before it evicts. kOutOfMemory at once:
-  // more than MaxPinnedRows(). After Abort(): its cause. After a failed write-back: its failure,
-  // until FlushDirty has overcome it. On error, no change.
+  // buffers are full, on a FlushDirty over stores of blocks before it evicts. kOutOfMemory at once
+  // (of a cache in parts: when the other parts have theirs): more than MaxPinnedRows(). After
+  // Abort(): its cause. After a failed write-back: its failure, until FlushDirty has overcome it.
+  // On error, no change.
   virtual Result<PinnedRows> StartPin(std::span<const Key> keys) = 0;
   // StartPin and Wait.
   Result<PinnedRows> Pin(std::span<const Key> keys);
@@ -172,7 +185,7 @@ class RowCache {
   virtual void MarkDirtyEntries(const PinnedRows& pinned, std::size_t begin, std::size_t end) = 0;
   // Waits for a load in flight.
   virtual void Unpin(PinnedRows* pinned) = 0;
-  virtual Status WaitFor(RowLoad* load) = 0;
+  virtual Status WaitFor(PinnedRows* pinned) = 0;
 };
 
 // The reader of a checkpoint (evaluate, predict): the same cache over read-only stores; rows that

@@ -2,8 +2,9 @@
 // rows (the ceiling: memory's own rate), std::unordered_map look-up and copy (what one would write
 // in five lines, without a policy), and, for each eviction policy, Pin + release with every key in
 // memory, the same with a copy of the rows, and with a share of misses that evicts dirty rows to a
-// store in memory. Keys are what a log with 26 slots of hashed categories has. Axes: policy, rows,
-// row bytes, keys a batch. --tiny checks the results on a small cache.
+// store in memory; then what several threads do beside one, where the cache has as many parts. Keys
+// are what a log with 26 slots of hashed categories has. Axes: policy, rows, row bytes, keys a
+// batch, threads. --tiny checks the results on a small cache.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -22,6 +23,8 @@
 #include "terrace/base/prefetch.h"
 #include "terrace/base/rng.h"
 #include "terrace/base/testing/bench_flags.h"
+#include "terrace/base/testing/bench_spread.h"
+#include "terrace/base/thread.h"
 #include "terrace/cache/row_cache.h"
 
 namespace terrace {
@@ -32,6 +35,7 @@ struct Settings {
   std::uint32_t row_bytes = 128;
   std::size_t batch = 200'000;
   int rounds = 15;
+  int threads = 2;  // Beside one.
   std::uint64_t seed = 0;
 };
 
@@ -60,6 +64,7 @@ class NullStore final : public Store {
     return std::make_unique<StagedRows>();
   }
   Status Publish(std::unique_ptr<StagedRows> /*staged*/) override { return OkStatus(); }
+  void KeepCheckpoints(bool /*keep*/) override {}
   void ExpectRows(std::uint64_t /*rows*/) override {}
   Status Erase(std::span<const Key> /*keys*/) override { return OkStatus(); }
   Result<ManifestReference> Commit(std::uint64_t /*id*/) override { return ManifestReference(); }
@@ -96,35 +101,31 @@ void Require(bool condition, const char* what) {
   std::exit(1);
 }
 
-// The key of row `number`, each another one: a slot and a hash of 48 bits.
-Key KeyOf(std::uint64_t number) {
+// The key of row `number`, each another one, and others with each seed: a slot and a hash of 48
+// bits.
+Key KeyOf(std::uint64_t seed, std::uint64_t number) {
   constexpr std::uint64_t kSlots = 26, kOdd = 0x9e3779b97f4b;
-  return number % kSlots << 48 | (number * kOdd & ((std::uint64_t{1} << 48) - 1));
+  return number % kSlots << 48 | ((number * kOdd ^ MixKey(seed)) & ((std::uint64_t{1} << 48) - 1));
 }
 
-std::vector<Key> DistinctKeys(Rng* rng, std::size_t count, std::uint64_t first,
+std::vector<Key> DistinctKeys(std::uint64_t seed, Rng* rng, std::size_t count, std::uint64_t first,
                               std::uint64_t range) {
   std::unordered_set<std::uint64_t> seen;
   std::vector<Key> keys;
   while (keys.size() < count) {
     const std::uint64_t number = first + rng->Below(range);
-    if (seen.insert(number).second) keys.push_back(KeyOf(number));
+    if (seen.insert(number).second) keys.push_back(KeyOf(seed, number));
   }
   return keys;
 }
 
-struct Rates {
-  double median = 0, least = 0, most = 0;  // Rows a second.
-};
-
-// Runs `body` for fresh keys each round and rates what it timed itself, in seconds.
-Rates Measure(const Settings& settings, const std::function<double(int)>& body) {
+// Runs `body` for fresh keys each round and rates what it timed itself, in seconds: rows a second.
+Spread Measure(const Settings& settings, const std::function<double(int)>& body) {
   std::vector<double> rates;
   for (int round = 0; round < settings.rounds; ++round) {
     rates.push_back(static_cast<double>(settings.batch) / body(round));
   }
-  std::sort(rates.begin(), rates.end());
-  return {rates[rates.size() / 2], rates.front(), rates.back()};
+  return SpreadOf(rates);
 }
 
 double Seconds(const std::function<void()>& work) {
@@ -133,8 +134,8 @@ double Seconds(const std::function<void()>& work) {
   return static_cast<double>(Clock::Real()->MonotonicNanos() - begin) * 1e-9;
 }
 
-void Print(const char* name, const Settings& settings, const Rates& rates, const Rates& raw,
-           const Rates& map) {
+void Print(const char* name, const Settings& settings, const Spread& rates, const Spread& raw,
+           const Spread& map) {
   std::printf("%-34s %7.2f M rows/s (%.2f .. %.2f)  %6.2f GB/s  %5.1f %% of raw  %5.2f x map\n",
               name, rates.median / 1e6, rates.least / 1e6, rates.most / 1e6,
               rates.median * settings.row_bytes / 1e9, 100 * rates.median / raw.median,
@@ -153,46 +154,76 @@ void Gather(std::span<std::byte* const> rows, std::uint32_t row_bytes, std::byte
 class Bench {
  public:
   explicit Bench(const Settings& settings)
-      : settings_(settings), rng_(settings.seed), store_(settings.row_bytes) {}
+      : settings_(settings), rng_(settings.seed), workers_("copy", settings.threads) {}
 
   void Run() {
     MakeCopyBuffer();
-    const Rates raw = Raw();
-    const Rates map = UnorderedMap();
-    std::printf("%llu rows of %u bytes, batches of %zu random keys, one thread, seed %llu\n",
-                static_cast<unsigned long long>(settings_.rows), settings_.row_bytes,
-                settings_.batch, static_cast<unsigned long long>(settings_.seed));
+    const Spread raw = Raw(1);
+    const Spread map = UnorderedMap();
+    std::printf(
+        "%llu rows of %u bytes, batches of %zu random keys, one thread, seed %llu; medians of %d "
+        "rounds\n",
+        static_cast<unsigned long long>(settings_.rows), settings_.row_bytes, settings_.batch,
+        static_cast<unsigned long long>(settings_.seed), settings_.rounds);
     Print("raw prefetched gather", settings_, raw, raw, map);
     Print("std::unordered_map find + copy", settings_, map, raw, map);
     const std::pair<const char*, EvictionType> policies[] = {{"s3_fifo", EvictionType::kS3Fifo},
                                                              {"lru_lfu", EvictionType::kLruLfu},
                                                              {"pass_lfu", EvictionType::kPassLfu}};
+    const Spread raw_beside = settings_.threads > 1 ? Raw(settings_.threads) : raw;
     for (const auto& [name, type] : policies) {
-      Prepare(type);
+      Prepare(type, 1);
       std::printf("%s\n", name);
-      Print("Pin, all hits", settings_, Hits(true, false, false), raw, map);
+      const Spread pin = Hits(true, false, false), copied = Hits(true, true, false);
+      Print("Pin, all hits", settings_, pin, raw, map);
       Print("release", settings_, Hits(false, false, true), raw, map);
-      Print("Pin + copy", settings_, Hits(true, true, false), raw, map);
+      Print("Pin + copy", settings_, copied, raw, map);
       Print("Pin + copy + release", settings_, Hits(true, true, true), raw, map);
       for (const int percent : {10, 50}) {
         const std::string line = "Pin + dirty + release, " + std::to_string(percent) + " % misses";
         Print(line.c_str(), settings_, Misses(percent), raw, map);
       }
+      if (settings_.threads == 1) continue;
+      Prepare(type, settings_.threads);
+      PrintGain("Pin, all hits", pin, Hits(true, false, false), raw, raw_beside);
+      PrintGain("Pin + copy", copied, Hits(true, true, false), raw, raw_beside);
     }
   }
 
  private:
-  void Prepare(EvictionType policy) {
+  void PrintGain(const char* name, const Spread& one, const Spread& several, const Spread& raw,
+                 const Spread& raw_several) const {
+    const double gain = several.median / one.median, raw_gain = raw_several.median / raw.median;
+    const std::string line = std::string(name) + ", " + std::to_string(threads_) + " threads";
+    std::printf(
+        "%-34s %7.2f M rows/s (%.2f .. %.2f)  %.2f x one thread (raw %.2f): %.0f %% of raw's "
+        "gain\n",
+        line.c_str(), several.median / 1e6, several.least / 1e6, several.most / 1e6, gain, raw_gain,
+        100 * gain / raw_gain);
+  }
+
+  // Of as many parts as threads.
+  void Prepare(EvictionType policy, int threads) {
     cache_.reset();
+    threads_ = threads;
+    stores_.clear();
+    std::vector<Store*> stores;
+    for (int part = 0; part < threads; ++part) {
+      stores_.push_back(std::make_unique<NullStore>(settings_.row_bytes));
+      stores.push_back(stores_.back().get());
+    }
     RowCacheOptions options;
     options.eviction.type = policy;
     options.row_bytes = settings_.row_bytes;
     // Rows, metadata and an eighth for write buffers; the fill leaves a little of it free.
     options.capacity_bytes = settings_.rows * (settings_.row_bytes + 40) * 9 / 8 + (8 << 20);
-    options.background = false;
+    options.background = threads > 1;  // Nothing of it works where all rows are found.
+    options.parts = static_cast<std::uint32_t>(threads);
+    if (threads > 1)
+      options.capacity_bytes += options.capacity_bytes / 4;  // Parts differ a little.
     options.flush_bytes = 4 << 20;
     options.create_row = [](Key, std::byte*) { std::abort(); };
-    auto made = RowCache::Create(options, {&store_});
+    auto made = RowCache::Create(options, stores);
     Require(made.ok(), "Create");
     cache_ = std::move(made).value();
     Require(cache_->MaxPinnedRows() >= settings_.rows, "the rows fit");
@@ -200,7 +231,7 @@ class Bench {
     for (std::uint64_t first = 0; first < settings_.rows; first += settings_.batch) {
       keys.clear();
       for (std::uint64_t i = first; i < std::min(first + settings_.batch, settings_.rows); ++i) {
-        keys.push_back(KeyOf(i));
+        keys.push_back(KeyOf(settings_.seed, i));
       }
       Require(cache_->Pin(keys).ok(), "Pin of the fill");
     }
@@ -213,7 +244,19 @@ class Bench {
     std::memset(copy_.data(), 0, copy_.size());
   }
 
-  Rates Raw() {
+  // On the threads of the cache that is prepared, or so many.
+  void GatherOn(int threads, std::span<std::byte* const> rows) {
+    if (threads == 1) return Gather(rows, settings_.row_bytes, copy_.data());
+    const std::size_t parts = static_cast<std::size_t>(threads);
+    workers_.Run(threads, [&](int part) {
+      const std::size_t begin = rows.size() * static_cast<std::size_t>(part) / parts;
+      const std::size_t end = rows.size() * static_cast<std::size_t>(part + 1) / parts;
+      Gather(rows.subspan(begin, end - begin), settings_.row_bytes,
+             copy_.data() + begin * settings_.row_bytes);
+    });
+  }
+
+  Spread Raw(int threads) {
     auto made = HugeBuffer::Allocate(settings_.rows * settings_.row_bytes);
     Require(made.ok(), "memory");
     HugeBuffer memory = std::move(made).value();
@@ -221,11 +264,11 @@ class Bench {
     std::vector<std::byte*> rows(settings_.batch);
     return Measure(settings_, [&](int) {
       for (auto& row : rows) row = memory.data() + rng_.Below(settings_.rows) * settings_.row_bytes;
-      return Seconds([&] { Gather(rows, settings_.row_bytes, copy_.data()); });
+      return Seconds([&] { GatherOn(threads, rows); });
     });
   }
 
-  Rates UnorderedMap() {
+  Spread UnorderedMap() {
     auto made = HugeBuffer::Allocate(settings_.rows * settings_.row_bytes);
     Require(made.ok(), "memory");
     HugeBuffer memory = std::move(made).value();
@@ -233,10 +276,11 @@ class Bench {
     std::unordered_map<Key, std::byte*> map;
     map.reserve(settings_.rows);
     for (std::uint64_t i = 0; i < settings_.rows; ++i) {
-      map[KeyOf(i)] = memory.data() + i * settings_.row_bytes;
+      map[KeyOf(settings_.seed, i)] = memory.data() + i * settings_.row_bytes;
     }
     return Measure(settings_, [&](int) {
-      const std::vector<Key> keys = DistinctKeys(&rng_, settings_.batch, 0, settings_.rows);
+      const std::vector<Key> keys =
+          DistinctKeys(settings_.seed, &rng_, settings_.batch, 0, settings_.rows);
       return Seconds([&] {
         for (std::size_t i = 0; i < keys.size(); ++i) {
           std::memcpy(copy_.data() + i * settings_.row_bytes, map.find(keys[i])->second,
@@ -247,9 +291,10 @@ class Bench {
   }
 
   // All keys are in memory. Times what is named.
-  Rates Hits(bool pin, bool copy, bool release) {
+  Spread Hits(bool pin, bool copy, bool release) {
     return Measure(settings_, [&](int) {
-      const std::vector<Key> keys = DistinctKeys(&rng_, settings_.batch, 0, settings_.rows);
+      const std::vector<Key> keys =
+          DistinctKeys(settings_.seed, &rng_, settings_.batch, 0, settings_.rows);
       PinnedRows pinned;
       double seconds = 0;
       const double pin_seconds = Seconds([&] {
@@ -259,7 +304,7 @@ class Bench {
       });
       if (pin) seconds += pin_seconds;
       if (copy) {
-        seconds += Seconds([&] { Gather(pinned.rows(), settings_.row_bytes, copy_.data()); });
+        seconds += Seconds([&] { GatherOn(threads_, pinned.rows()); });
         for (std::size_t i = 0; i < keys.size(); ++i) {
           Require(copy_.data()[i * settings_.row_bytes] == static_cast<std::byte>(keys[i]),
                   "a row's bytes");
@@ -272,11 +317,12 @@ class Bench {
   }
 
   // A share of the keys was never seen; all are marked dirty, so that what is evicted is written.
-  Rates Misses(int percent) {
+  Spread Misses(int percent) {
     // From a full cache on, so that each miss evicts.
     for (bool full = false; !full; next_new_ += settings_.batch) {
       std::vector<Key> keys;
-      for (std::size_t i = 0; i < settings_.batch; ++i) keys.push_back(KeyOf(next_new_ + i));
+      for (std::size_t i = 0; i < settings_.batch; ++i)
+        keys.push_back(KeyOf(settings_.seed, next_new_ + i));
       const std::uint64_t before = cache_->stats().evictions;
       Require(cache_->Pin(keys).ok(), "Pin of new keys");
       full = cache_->stats().evictions > before;
@@ -285,9 +331,9 @@ class Bench {
     return Measure(settings_, [&](int) {
       // Recent rows are in memory; those beyond next_new_ are not.
       const std::uint64_t recent = settings_.rows / 4;
-      std::vector<Key> keys =
-          DistinctKeys(&rng_, settings_.batch - missing, next_new_ - recent, recent);
-      for (std::size_t i = 0; i < missing; ++i) keys.push_back(KeyOf(next_new_++));
+      std::vector<Key> keys = DistinctKeys(settings_.seed, &rng_, settings_.batch - missing,
+                                           next_new_ - recent, recent);
+      for (std::size_t i = 0; i < missing; ++i) keys.push_back(KeyOf(settings_.seed, next_new_++));
       return Seconds([&] {
         auto result = cache_->Pin(keys);
         Require(result.ok(), "Pin");
@@ -299,7 +345,9 @@ class Bench {
 
   const Settings settings_;
   Rng rng_;
-  NullStore store_;
+  WorkerGroup workers_;
+  int threads_ = 1;  // Of the cache.
+  std::vector<std::unique_ptr<NullStore>> stores_;
   std::unique_ptr<RowCache> cache_;
   HugeBuffer copy_;
   std::uint64_t next_new_ = std::uint64_t{1} << 40;
@@ -319,10 +367,11 @@ int main(int argc, char** argv) {
   flags.Add("row-bytes", &settings.row_bytes);
   flags.Add("batch", &settings.batch);
   flags.Add("rounds", &settings.rounds);
+  flags.Add("threads", &settings.threads);
   flags.AddSeed(&settings.seed);
   if (!flags.Parse(argc, argv)) return 2;
   if (settings.rows == 0 || settings.row_bytes == 0 || settings.batch == 0 ||
-      settings.rounds <= 0 || settings.batch * 2 > settings.rows) {
+      settings.rounds <= 0 || settings.threads <= 0 || settings.batch * 2 > settings.rows) {
     std::fprintf(stderr,
                  "row_cache_bench: all numbers must be positive, and a batch at most half "
                  "of the rows\n");

@@ -117,14 +117,14 @@ Result<bool> RowCacheImpl::EmptyChunk(std::uint32_t chunk) {
   // Whatever may have changed while mu_ was released is looked at again.
   while (arena_.present(chunk) && arena_.closed(chunk) && arena_.used(chunk) > 0 &&
          slot < arena_.touched(chunk)) {
-    if (flushing_) {
-      TERRACE_RETURN_IF_ERROR(WaitForFlush());
-      continue;
-    }
     const EntryId id = arena_.id(chunk, slot);
     // Rows that are held keep the chunk; the others go ahead of them.
     if (arena_.entry(id).place < kHeld || arena_.entry(id).pins > 0) {
       ++slot;
+      continue;
+    }
+    if (flushing_ && IsDirty(arena_.entry(id))) {
+      TERRACE_RETURN_IF_ERROR(WaitForFlushPart());
       continue;
     }
     {

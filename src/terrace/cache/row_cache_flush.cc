@@ -95,6 +95,11 @@ Status RowCacheImpl::WaitForFlush() {
   return aborted_;
 }
 
+Status RowCacheImpl::WaitForFlushPart() {
+  if (flushing_ && aborted_.ok()) flushed_.Wait(&mu_);
+  return aborted_;
+}
+
 Status RowCacheImpl::WriteAhead(std::uint64_t rows) {
   const std::uint64_t begin = ahead_.next;
   std::uint64_t done = 0;
@@ -188,6 +193,7 @@ Result<std::uint64_t> RowCacheImpl::FlushPart(DirtyWalk* walk, bool pinned, bool
   {
     MutexLock lock(&mu_);
     appended = AppendDirty(walk, FindDirty(walk, pinned));
+    if (flushing_) flushed_.NotifyAll();
   }
   // Rows that were found and not appended may have left by the time there is room.
   if (!walk->part.empty()) TERRACE_RETURN_IF_ERROR(write_back_->MakeRoom(1, cancellable));

@@ -19,12 +19,6 @@
 namespace terrace::cache_testing {
 namespace {
 
-constexpr std::uint64_t kSmall = 128 << 10;  // Bytes; about a thousand rows.
-
-// Every test of these runs over every eviction policy.
-class OverPolicies : public testing::TestWithParam<EvictionType> {};
-const auto kPolicies =
-    testing::Values(EvictionType::kS3Fifo, EvictionType::kLruLfu, EvictionType::kPassLfu);
 class Hazard : public OverPolicies {};
 INSTANTIATE_TEST_SUITE_P(Policies, Hazard, kPolicies);
 class Reservation : public OverPolicies {};
@@ -39,18 +33,6 @@ class SyncPoints : public OverPolicies {};
 INSTANTIATE_TEST_SUITE_P(Policies, SyncPoints, kPolicies);
 class Policy : public OverPolicies {};
 INSTANTIATE_TEST_SUITE_P(Policies, Policy, kPolicies);
-
-PinnedRows PinOrDie(RowCache* cache, const std::vector<Key>& keys) {
-  auto pinned = cache->Pin(keys);
-  EXPECT_TRUE(pinned.ok()) << pinned.status().ToString();
-  return pinned.ok() ? std::move(pinned).value() : PinnedRows();
-}
-
-// Pins, trains and releases `count` keys from `first` on.
-void TrainRange(RowCache* cache, Key first, std::size_t count) {
-  PinnedRows pinned = PinOrDie(cache, KeyRange(first, count));
-  TrainAll(&pinned);
-}
 
 TEST_P(Hazard, RowPulledWhileItsWriteBackIsInFlight) {
   Fixture fixture(GetParam(), kSmall, /*background=*/true);
@@ -265,7 +247,7 @@ TEST_P(Hazard, CreatedAheadThenCut) {
 }
 
 // Over stores of blocks a flush comes in the order of hashes, and nothing comes between its rows: a
-// Pin that would evict waits for it, or for an abort.
+// Pin for which clean rows are too few waits for it to make more of them so, or for an abort.
 TEST_P(Hazard, EvictionBesideAFlushOfBlocks) {
   for (const bool abort : {false, true}) {
     Fixture fixture(GetParam(), kSmall, /*background=*/true);
@@ -276,7 +258,6 @@ TEST_P(Hazard, EvictionBesideAFlushOfBlocks) {
     FakeStore& store = *fixture.stores[0];
     const std::size_t all = cache.MaxPinnedRows();
     TrainRange(&cache, 0, all);
-    const std::uint64_t evicted = cache.stats().evictions;
     store.HoldWrites();
     Status flushed, pinned;
     Thread flush("flush", ThreadPriority::kNormal, [&] { flushed = cache.FlushDirty(); });
@@ -285,7 +266,6 @@ TEST_P(Hazard, EvictionBesideAFlushOfBlocks) {
     keys.push_back(0);  // Is there, and pinned before others are evicted.
     Thread pin("pin", ThreadPriority::kNormal, [&] { pinned = cache.Pin(keys).status(); });
     while (cache.stats().pinned_rows == 0) std::this_thread::yield();
-    EXPECT_EQ(cache.stats().evictions, evicted);
     if (abort) {
       cache.Abort(AbortedError("the test ends it"));
       pin.Join();
@@ -303,6 +283,42 @@ TEST_P(Hazard, EvictionBesideAFlushOfBlocks) {
     EXPECT_EQ(hashes.size(), all);
     EXPECT_TRUE(std::is_sorted(hashes.begin(), hashes.end()));
     EXPECT_GT(store.write_keys().size(), 2u);
+  }
+}
+
+// A Pin that finds enough clean rows to evict does not wait for a flush beside it, and takes no
+// others.
+TEST_P(Hazard, EvictionOfCleanRowsBesideAFlushOfBlocks) {
+  Fixture fixture(GetParam(), kSmall, /*background=*/true);
+  fixture.stores[0]->SetInBlocks();
+  fixture.options.hot_apart = false;
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  FakeStore& store = *fixture.stores[0];
+  const std::size_t all = cache.MaxPinnedRows();
+  TrainRange(&cache, 0, all);
+  ASSERT_TRUE(cache.FlushDirty().ok());
+  TrainRange(&cache, 0, all / 2);
+  store.HoldWrites();
+  Status flushed;
+  Thread flush("flush", ThreadPriority::kNormal, [&] { flushed = cache.FlushDirty(); });
+  store.WaitForHeldWrite();
+  for (Key next = 1'000'000; next < 1'000'000 + all / 4; next += 10) {
+    PinnedRows pinned = PinOrDie(&cache, KeyRange(next, 10));
+    TrainAll(&pinned);
+  }
+  const std::size_t written = store.write_keys().size();
+  store.LetGo();
+  flush.Join();
+  ASSERT_TRUE(flushed.ok()) << flushed.ToString();
+  std::vector<std::uint64_t> hashes;
+  const std::vector<std::vector<Key>> writes = store.write_keys();
+  for (std::size_t w = written; w < writes.size(); ++w) {
+    for (const Key key : writes[w]) hashes.push_back(MixKey(key));
+  }
+  EXPECT_TRUE(std::is_sorted(hashes.begin(), hashes.end()));
+  for (Key key = 0; key < all / 2; ++key) {
+    ASSERT_EQ(fixture.Stored(key), TrainedRow(key, 2)) << key;
   }
 }
 
@@ -684,40 +700,24 @@ TEST_P(Concurrency, PinAheadWhileTrainingFlushingAndPeeking) {
       }
       channel.Close();
     });
-    std::map<Key, int> trained;
+    TrainedTimes trained;
     Rng rng(12);
     for (int batch = 0;; ++batch) {
       auto received = channel.Receive();
       ASSERT_TRUE(received.ok());
       if (!received->has_value()) break;
       Work work = std::move(**received);
-      for (std::size_t w = 0; w < work.keys.size(); ++w) {
-        ASSERT_EQ(RowAt(work.pinned, w), TrainedRow(work.keys[w], trained[work.keys[w]]));
-      }
-      if (rng.Below(6) > 0) {  // Sometimes a batch is cut.
-        TrainAll(&work.pinned);
-        for (const Key key : work.keys) ++trained[key];
-      }
+      ASSERT_NO_FATAL_FAILURE(trained.Train(work.keys, /*cut=*/rng.Below(6) == 0, &work.pinned));
       if (batch % 7 == 0) {
         ASSERT_TRUE(cache.FlushDirty().ok());
       }
       if (batch % 5 == 0) {
-        std::vector<Row> rows(work.keys.size(), Row(kRowBytes));
-        std::vector<std::byte*> places;
-        for (Row& row : rows) places.push_back(row.data());
-        std::vector<std::uint8_t> found(rows.size());
-        ASSERT_TRUE(cache.Peek(work.keys, places, found).ok());
-        for (std::size_t i = 0; i < rows.size(); ++i) {
-          ASSERT_EQ(found[i], trained[work.keys[i]] > 0 ? 1 : 0);
-          if (found[i] != 0) {
-            ASSERT_EQ(rows[i], TrainedRow(work.keys[i], trained[work.keys[i]]));
-          }
-        }
+        ASSERT_NO_FATAL_FAILURE(trained.ExpectPeeked(work.keys, &cache));
       }
     }
     puller.Join();
     ASSERT_TRUE(cache.FlushDirty().ok());
-    for (const auto& [key, times] : trained) {
+    for (const auto& [key, times] : trained.times) {
       ASSERT_EQ(fixture.Stored(key), times > 0 ? TrainedRow(key, times) : Row()) << key;
     }
     EXPECT_EQ(cache.stats().pinned_rows, 0u);
@@ -818,115 +818,6 @@ TEST(LruLfu, RecentRowsSurviveFrequentOnes) {
   const std::uint64_t misses = cache.stats().misses;
   PinOrDie(&cache, KeyRange(end - recent, recent));
   EXPECT_EQ(cache.stats().misses, misses);
-}
-
-TEST_P(Hazard, TwoPinsShareRowsThatAreOnTheirWay) {
-  Fixture fixture(GetParam(), kSmall, /*background=*/true);
-  ASSERT_TRUE(fixture.Open().ok());
-  RowCache& cache = *fixture.cache;
-  TrainRange(&cache, 0, 20);
-  TrainRange(&cache, 1'000'000, cache.MaxPinnedRows());  // Rows 0 to 19 leave.
-  ASSERT_TRUE(cache.FlushDirty().ok());
-  fixture.stores[0]->HoldReads();
-  auto first = cache.StartPin(KeyRange(0, 20));
-  ASSERT_TRUE(first.ok());
-  fixture.stores[0]->WaitForHeldRead();
-  const RowCacheStats before = cache.stats();
-  auto same = cache.StartPin(KeyRange(10, 10));     // None of its own.
-  auto further = cache.StartPin(KeyRange(15, 10));  // And five that are in no store.
-  ASSERT_TRUE(same.ok() && further.ok());
-  EXPECT_EQ(cache.stats().misses - before.misses, 5u);
-  fixture.stores[0]->LetGo();
-  ASSERT_TRUE(further->Wait().ok());
-  ASSERT_TRUE(same->Wait().ok());
-  for (std::size_t w = 0; w < 10; ++w) {
-    EXPECT_EQ(RowAt(*same, w), TrainedRow(10 + w, 1));
-    EXPECT_EQ(RowAt(*further, w), w < 5 ? TrainedRow(15 + w, 1) : InitialRow(15 + w));
-    EXPECT_EQ(first->row(10 + w), same->row(w));
-  }
-  ASSERT_TRUE(first->Wait().ok());
-  TrainAll(&*first);
-  EXPECT_EQ(RowAt(*same, 0), TrainedRow(10, 2));
-}
-
-TEST_P(Hazard, ALoadRunsBesideTheOneBeforeItAndEndsAfterIt) {
-  for (const std::int64_t fails : {-1, 0, 1, 2}) {  // Which of the loads.
-    SCOPED_TRACE(fails);
-    Fixture fixture(GetParam(), kSmall, /*background=*/true);
-    ASSERT_TRUE(fixture.Open().ok());
-    RowCache& cache = *fixture.cache;
-    FakeStore& store = *fixture.stores[0];
-    store.HoldReadsOf(0);
-    store.FailAt(fails);
-    auto first = cache.StartPin(KeyRange(0, 20));
-    store.WaitForHeldRead();
-    auto second = cache.StartPin(KeyRange(10, 20));  // Half of them are those of the first.
-    store.WaitForReads(1);                           // Of the second.
-    auto third = cache.StartPin(KeyRange(20, 20));
-    ASSERT_TRUE(first.ok() && second.ok() && third.ok());
-    EXPECT_EQ(cache.stats().created, 0u);
-    store.LetGo();
-    const auto code = [fails](std::int64_t load) {
-      return fails < 0 || load < fails ? StatusCode::kOk : StatusCode::kIo;
-    };
-    EXPECT_EQ(third->Wait().code(), code(2));
-    EXPECT_EQ(second->Wait().code(), code(1));
-    EXPECT_EQ(first->Wait().code(), code(0));
-    PinnedRows again = PinOrDie(&cache, KeyRange(0, 40));
-    for (std::size_t w = 0; w < 40; ++w) ASSERT_EQ(RowAt(again, w), InitialRow(w));
-  }
-}
-
-TEST_P(Hazard, AFailedLoadTakesThePinsThatMayShareItsRows) {
-  for (const bool background : {false, true}) {
-    SCOPED_TRACE(background);
-    Fixture fixture(GetParam(), kSmall, background);
-    ASSERT_TRUE(fixture.Open().ok());
-    RowCache& cache = *fixture.cache;
-    TrainRange(&cache, 0, 20);
-    TrainRange(&cache, 1'000'000, cache.MaxPinnedRows());
-    ASSERT_TRUE(cache.FlushDirty().ok());
-    fixture.stores[0]->HoldReads();
-    fixture.stores[0]->FailAt(0);
-    auto first = cache.StartPin(KeyRange(0, 20));
-    if (background) fixture.stores[0]->WaitForHeldRead();
-    auto second = cache.StartPin(KeyRange(10, 20));
-    auto third = cache.StartPin(KeyRange(0, 5));
-    ASSERT_TRUE(first.ok() && second.ok() && third.ok());
-    fixture.stores[0]->LetGo();
-    for (auto* pinned : {&first, &second, &third}) {
-      EXPECT_EQ((*pinned)->Wait().code(), StatusCode::kIo);
-    }
-    // What failed is pinned still; whoever asks for it anew gets it anew, and both go in peace.
-    PinnedRows again = PinOrDie(&cache, KeyRange(0, 30));
-    for (std::size_t w = 0; w < 30; ++w) {
-      ASSERT_EQ(RowAt(again, w), w < 20 ? TrainedRow(w, 1) : InitialRow(w));
-    }
-    first->Release();
-    TrainAll(&again);
-    second->Release();
-    again.Release();
-    third->Release();
-    ASSERT_TRUE(cache.FlushDirty().ok());
-    for (Key key = 0; key < 30; ++key) {
-      ASSERT_EQ(fixture.Stored(key), TrainedRow(key, key < 20 ? 2 : 1)) << key;
-    }
-  }
-}
-
-TEST_P(Hazard, AbortEndsAPinWhoseRowsAreOnTheirWay) {
-  Fixture fixture(GetParam(), kSmall, /*background=*/true);
-  ASSERT_TRUE(fixture.Open().ok());
-  RowCache& cache = *fixture.cache;
-  fixture.stores[0]->HoldReads();
-  auto first = cache.StartPin(KeyRange(0, 20));
-  fixture.stores[0]->WaitForHeldRead();
-  auto second = cache.StartPin(KeyRange(100, 20));
-  ASSERT_TRUE(first.ok() && second.ok());
-  cache.Abort(AbortedError("the test ends it"));
-  fixture.stores[0]->LetGo();
-  EXPECT_EQ(second->Wait().message(), "the test ends it");
-  EXPECT_EQ(cache.StartPin(KeyRange(0, 1)).status().message(), "the test ends it");
 }
 
 TEST_P(Hazard, CacheShrinksThoughSomeRowsArePinnedByEverySet) {

@@ -52,8 +52,10 @@ struct DirtyWalk {
 
 class RowCacheImpl final : public RowCache, public RowHolder {
  public:
+  // shards: those that the stores are.
   static Result<std::unique_ptr<RowCache>> Make(const RowCacheOptions& options,
-                                                std::vector<Store*> stores);
+                                                std::vector<Store*> stores,
+                                                const ShardRange& shards);
   ~RowCacheImpl() override;
 
   std::size_t MaxPinnedRows() const override;
@@ -76,7 +78,7 @@ class RowCacheImpl final : public RowCache, public RowHolder {
  protected:
   void MarkDirtyEntries(const PinnedRows& pinned, std::size_t begin, std::size_t end) override;
   void Unpin(PinnedRows* pinned) override;
-  Status WaitFor(RowLoad* load) override;
+  Status WaitFor(PinnedRows* pinned) override;
 
  private:
   static constexpr std::size_t kGroup = 64;  // Keys looked up together; their lines fit into L1.
@@ -109,7 +111,7 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   // Released handles whose lists the next Pins fill: fresh pages would cost more than to fill them.
   static constexpr std::size_t kSparePins = 2;
 
-  RowCacheImpl(const RowCacheOptions& options, std::vector<Store*> stores,
+  RowCacheImpl(const RowCacheOptions& options, std::vector<Store*> stores, const ShardRange& shards,
                std::uint64_t chunk_bytes, std::unique_ptr<WriteBack> write_back);
 
   // Of so many chunks with what orders their rows, and the parts of that; what is there already may
@@ -122,6 +124,12 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   std::uint64_t UsedBytes() const TERRACE_REQUIRES(mu_);
   std::uint64_t RowsIn(std::uint64_t chunks) const { return chunks * arena_.rows_per_chunk(); }
 
+  // What a key is in the map by. Of a part the bits that choose the shard are alike, and a large
+  // map would lead to few of its lines by them; stores of blocks are written to in the order of
+  // hashes.
+  std::uint64_t MapHash(Key key) const {
+    return in_blocks_ ? MixKey(key) : SpreadHash(MixKey(key));
+  }
   // Looks `keys` up (at most kGroup of them); kNoEntry where a key is not in memory.
   void Lookup(std::span<const Key> keys, EntryId* entries) const TERRACE_REQUIRES(mu_);
   Status Reserve(std::span<const Key> keys) TERRACE_REQUIRES(mu_);
@@ -135,6 +143,7 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   void LimitSupply() TERRACE_REQUIRES(mu_);
   // Evicts up to `wanted` rows; their entries go to `freed`, or back to the arena when their chunk
   // is closed. REQUIRES: wanted <= victims_at_once_, and the write buffer has room for as many.
+  // appends null: dirty ones stay.
   std::size_t EvictGroup(std::size_t wanted, EntryId* freed, WriteBack::AppendScope* appends)
       TERRACE_REQUIRES(mu_);
   bool IsHot(const Entry& entry) const TERRACE_REQUIRES(mu_) {
@@ -190,9 +199,11 @@ class RowCacheImpl final : public RowCache, public RowHolder {
     dirty_rows_.fetch_sub(1, std::memory_order_relaxed);
     if (!IsStored(entry)) unstored_rows_.fetch_sub(1, std::memory_order_relaxed);
   }
-  // While stores of blocks take a flush, so that no eviction has them write a block again. Fails
-  // after Abort. May release mu_.
+  // While stores of blocks take a flush, so that nothing that is written beside it has them write
+  // a block again; until more of it has been taken, or it has ended. Fail after Abort. May release
+  // mu_.
   Status WaitForFlush() TERRACE_REQUIRES(mu_);
+  Status WaitForFlushPart() TERRACE_REQUIRES(mu_);
 
   // Gives the memory of closed chunks without held rows back. May release mu_.
   Status ReleaseClosed() TERRACE_REQUIRES(mu_);
@@ -205,6 +216,7 @@ class RowCacheImpl final : public RowCache, public RowHolder {
 
   const RowCacheOptions options_;
   const std::vector<Store*> stores_;
+  const ShardRange shards_;
   const std::uint32_t victims_at_once_;
   const bool in_blocks_;  // Of rows of near hashes the stores write at a time.
   const std::unique_ptr<WriteBack> write_back_;
@@ -218,7 +230,7 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   CondVar room_;         // Rows were released; aborted.
   CondVar load_wanted_;  // For the loaders: a load was queued; stop.
   CondVar loaded_;       // A load has ended.
-  CondVar flushed_;      // flushing_ is false; aborted.
+  CondVar flushed_;      // flushing_ is false, or more rows are clean; aborted.
   // Bases and rows of pinned entries are read without mu_; chunk tables change under it.
   RowArena arena_;
   ChunkSupply supply_;
@@ -244,6 +256,8 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   std::uint32_t sweep_chunk_ TERRACE_GUARDED_BY(mu_) = 0, sweep_slot_ TERRACE_GUARDED_BY(mu_) = 0;
   std::deque<std::shared_ptr<RowLoad>> loads_ TERRACE_GUARDED_BY(mu_);  // Not done; oldest first.
   std::size_t running_loads_ TERRACE_GUARDED_BY(mu_) = 0;               // The first ones of them.
+  std::uint64_t failed_loads_ TERRACE_GUARDED_BY(mu_) = 0;
+  Status load_failure_ TERRACE_GUARDED_BY(mu_);  // Of the last of them.
   bool stop_ TERRACE_GUARDED_BY(mu_) = false;
   Status aborted_ TERRACE_GUARDED_BY(mu_);
   std::atomic<bool> stop_reads_{false};           // Relaxed: seen between two reads.

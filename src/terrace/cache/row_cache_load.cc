@@ -20,10 +20,15 @@ void RowCacheImpl::LoaderLoop(StoreReader* reader) {
   }
 }
 
-Status RowCacheImpl::WaitFor(RowLoad* load) {
-  MutexLock lock(&mu_);
-  WaitLocked(load);
-  return load->status;
+Status RowCacheImpl::WaitFor(PinnedRows* pinned) {
+  if (pinned->load_ == nullptr) return OkStatus();
+  {
+    MutexLock lock(&mu_);
+    WaitLocked(pinned->load_.get());
+    TERRACE_RETURN_IF_ERROR(pinned->load_->status);
+  }
+  pinned->load_ = nullptr;  // The lists of a load, often the last who has them.
+  return OkStatus();
 }
 
 void RowCacheImpl::WaitLocked(RowLoad* load) {
@@ -82,9 +87,13 @@ void RowCacheImpl::EndLoad(RowLoad* load, const Status& status) {
       counts_.created += load->found[i] == 0 ? 1 : 0;
     } else {
       // A later Pin of the key starts anew; what is pinned goes with its last pin.
-      map_.Erase(MixKey(entry.key), load->entries[i]);
+      map_.Erase(MapHash(entry.key), load->entries[i]);
       StoreFlags(entry, kLostFlag);
     }
+  }
+  if (!status.ok()) {
+    ++failed_loads_;
+    load_failure_ = status;
   }
   load->status = status;
   load->done = true;
@@ -94,38 +103,17 @@ Status RowCacheImpl::ReadFromStores(StoreReader* reader, std::span<const Key> ke
                                     std::span<std::byte* const> rows, std::span<std::uint8_t> found,
                                     const std::atomic<bool>* stop) {
   MutexLock one_read(&reader->mu);
-  if (stores_.size() == 1) return stores_[0]->Read(keys, rows, found, stop);
-  ShardOrder order;
-  SortByShard(keys, stores_.size(), &order);
-  std::vector<Key> sorted_keys(keys.size());
-  std::vector<std::byte*> sorted_rows(keys.size());
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    sorted_keys[i] = keys[order.origin[i]];
-    sorted_rows[i] = rows[order.origin[i]];
-  }
-  std::vector<std::uint8_t> sorted_found(keys.size(), 0);
-  std::vector<Status> statuses(stores_.size());
-  // Relaxed: a shard more that is read in vain does no harm.
-  std::atomic<bool> failed{false};
-  const auto read_shard = [&](int task) {
-    const auto shard = static_cast<std::size_t>(task);
-    if (order.count(shard) == 0 || failed.load(std::memory_order_relaxed)) return;
-    const Status read =
-        stores_[shard]->Read(order.PartOf(sorted_keys, shard), order.PartOf(sorted_rows, shard),
-                             order.PartOf(sorted_found, shard), stop);
-    if (read.ok()) return;
-    statuses[shard] = read.WithContext("shard " + std::to_string(shard));
-    failed.store(true, std::memory_order_relaxed);
+  const auto read = [&](std::size_t shard, std::span<const Key> its_keys,
+                        std::span<std::byte* const> its_rows, std::span<std::uint8_t> its_found) {
+    const Status status = stores_[shard]->Read(its_keys, its_rows, its_found, stop);
+    return shards_.of == 1 || status.ok()
+               ? status
+               : status.WithContext("shard " + std::to_string(shards_.first + shard));
   };
-  const int shards = static_cast<int>(stores_.size());
-  if (reader->workers != nullptr) {
-    reader->workers->Run(shards, read_shard);
-  } else {
-    for (int shard = 0; shard < shards; ++shard) read_shard(shard);
-  }
-  for (const Status& status : statuses) TERRACE_RETURN_IF_ERROR(status);
-  for (std::size_t i = 0; i < keys.size(); ++i) found[order.origin[i]] = sorted_found[i];
-  return OkStatus();
+  if (stores_.size() == 1) return read(0, keys, rows, found);
+  ShardOrder order;
+  SortByShard(keys, shards_, &order);
+  return ReadByShard(order, keys, rows, found, reader->workers.get(), read);
 }
 
 }  // namespace terrace

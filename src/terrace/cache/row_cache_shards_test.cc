@@ -11,7 +11,7 @@
 namespace terrace::cache_testing {
 namespace {
 
-constexpr std::uint64_t kSmall = 256 << 10;
+constexpr std::uint64_t kSmallSharded = 256 << 10;
 constexpr int kShards = 3;
 
 // Keys [0, 60) trained once and in the stores, not in the cache.
@@ -41,7 +41,7 @@ Result<PinnedRows> StartHeldPin(Fixture* fixture) {
 }
 
 TEST(Shards, AreReadAtTheSameTime) {
-  Fixture fixture(kSmall, /*background=*/true, kShards);
+  Fixture fixture(kSmallSharded, /*background=*/true, kShards);
   ASSERT_TRUE(fixture.Open().ok());
   Store60(&fixture);
   auto pinned = StartHeldPin(&fixture);
@@ -72,7 +72,7 @@ TEST(Shards, ManyAndWithoutThreads) {
 
 TEST(Shards, OneFailsWhileOthersRead) {
   for (int failing = 0; failing < kShards; ++failing) {
-    Fixture fixture(kSmall, /*background=*/true, kShards);
+    Fixture fixture(kSmallSharded, /*background=*/true, kShards);
     ASSERT_TRUE(fixture.Open().ok());
     Store60(&fixture);
     fixture.stores[failing]->FailAt(0);
@@ -93,7 +93,7 @@ TEST(Shards, OneFailsWhileOthersRead) {
 }
 
 TEST(Shards, AbortInTheMidst) {
-  Fixture fixture(kSmall, /*background=*/true, kShards);
+  Fixture fixture(kSmallSharded, /*background=*/true, kShards);
   ASSERT_TRUE(fixture.Open().ok());
   Store60(&fixture);
   auto pinned = StartHeldPin(&fixture);

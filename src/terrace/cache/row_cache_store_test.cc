@@ -2,14 +2,16 @@
 // through eviction, compaction and a cache that is thrown away.
 #include <algorithm>
 #include <iterator>
-#include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "terrace/base/channel.h"
 #include "terrace/base/rng.h"
+#include "terrace/base/thread.h"
 #include "terrace/cache/testing/store_tiers.h"
 
 namespace terrace::cache_testing {
@@ -23,7 +25,7 @@ void RunRounds(bool background, bool hot_apart, IndexKind index) {
   tiers.store_options()->expected_rows = 1500;
   ASSERT_TRUE(tiers.Open().ok());
   Rng rng(background ? 21 : 22);
-  std::map<Key, int> trained, committed;
+  TrainedTimes trained, committed;
   std::uint64_t compactions = 0;
   for (int round = 0; round < 150; ++round) {
     RowCache& cache = tiers.cache();
@@ -32,13 +34,7 @@ void RunRounds(bool background, bool hot_apart, IndexKind index) {
     const std::vector<Key> keys(distinct.begin(), distinct.end());
     auto pinned = cache.Pin(keys);
     ASSERT_TRUE(pinned.ok()) << pinned.status().ToString();
-    for (std::size_t w = 0; w < keys.size(); ++w) {
-      ASSERT_EQ(RowAt(*pinned, w), TrainedRow(keys[w], trained[keys[w]])) << "key " << keys[w];
-    }
-    if (rng.Below(5) > 0) {
-      TrainAll(&*pinned);
-      for (const Key key : keys) ++trained[key];
-    }
+    ASSERT_NO_FATAL_FAILURE(trained.Train(keys, /*cut=*/rng.Below(5) == 0, &*pinned));
     pinned->Release();
     if (round % 9 == 5) {
       const Status status = tiers.Checkpoint();
@@ -173,6 +169,75 @@ TEST(RowCacheOverStores, AFlushWritesEachBlockOnce) {
     EXPECT_LT(tiers.store_stats().rows_carried, rows);
   }
 }
+
+class BesideTraining
+    : public testing::TestWithParam<std::tuple<EvictionType, IndexKind, std::uint32_t>> {
+ protected:
+  BesideTraining() {
+    tiers_.cache_options()->eviction.type = std::get<0>(GetParam());
+    tiers_.store_options()->index = std::get<1>(GetParam());
+    tiers_.store_options()->expected_rows = 1500;
+    tiers_.cache_options()->parts = std::get<2>(GetParam());
+    tiers_.cache_options()->capacity_bytes *= std::get<2>(GetParam());
+  }
+  StoreTiers tiers_{/*background=*/true};
+};
+
+// Sets are pinned ahead while others are trained, rows leave, files are compacted and checkpoints
+// are taken; what is pinned is always what was trained last, and the last checkpoint has all of it.
+TEST_P(BesideTraining, PinsAheadAndCheckpoints) {
+  ASSERT_TRUE(tiers_.Open().ok());
+  RowCache& cache = tiers_.cache();
+  const std::size_t rows = cache.MaxPinnedRows() / 8;
+  struct Work {
+    std::vector<Key> keys;
+    PinnedRows pinned;
+  };
+  Channel<Work> channel(3);
+  Thread puller("puller", ThreadPriority::kNormal, [&] {
+    Rng rng(32);
+    for (int batch = 0; batch < 150; ++batch) {
+      std::set<Key> keys;
+      while (keys.size() < rows) keys.insert(rng.Below(rng.Below(2) == 0 ? 300 : 3000));
+      Work work;
+      work.keys.assign(keys.begin(), keys.end());
+      work.pinned = PinOrDie(&cache, work.keys);
+      if (!channel.Send(std::move(work)).ok()) return;
+    }
+    channel.Close();
+  });
+  TrainedTimes trained;
+  Rng rng(31);
+  for (int batch = 0;; ++batch) {
+    auto received = channel.Receive();
+    ASSERT_TRUE(received.ok());
+    if (!received->has_value()) break;
+    Work work = std::move(**received);
+    ASSERT_NO_FATAL_FAILURE(trained.Train(work.keys, /*cut=*/rng.Below(6) == 0, &work.pinned));
+    if (batch % 7 == 6) {
+      const Status status = tiers_.Checkpoint();
+      ASSERT_TRUE(status.ok()) << status.ToString();
+    }
+    if (batch % 5 == 0) {
+      ASSERT_NO_FATAL_FAILURE(trained.ExpectPeeked(work.keys, &cache));
+    }
+  }
+  puller.Join();
+  EXPECT_GT(cache.stats().evictions, 0u);
+  EXPECT_GT(tiers_.store_stats().compactions, 0u);
+  ASSERT_TRUE(tiers_.Checkpoint().ok());
+  ASSERT_TRUE(tiers_.Open().ok());
+  std::vector<Key> keys;
+  for (const auto& [key, times] : trained.times) keys.push_back(key);
+  ASSERT_NO_FATAL_FAILURE(trained.ExpectPeeked(keys, &tiers_.cache()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiers, BesideTraining,
+                         testing::Combine(testing::Values(EvictionType::kS3Fifo,
+                                                          EvictionType::kLruLfu,
+                                                          EvictionType::kPassLfu),
+                                          testing::Values(IndexKind::kKey, IndexKind::kGroup),
+                                          testing::Values(1, 2)));
 
 }  // namespace
 }  // namespace terrace::cache_testing

@@ -21,6 +21,8 @@ constexpr std::size_t kGroup = 16;  // Rows at the end of a queue that are looke
 // Rows leave from the middle when they go otherwise than as victims, and when they have come.
 constexpr int kDeadEighths = 2, kDeadEighthsWithComing = 8;
 
+// Entry::position of a victim that was known to come: no reference to it is left.
+constexpr std::uint32_t kOfComing = ~std::uint32_t{0};
 // Rows that are known to come, by when: each queue has those of so many ticks, one time after
 // another, round and round; what comes later than that is in the last one.
 constexpr std::uint64_t kTicksOfQueue = 8;
@@ -103,6 +105,7 @@ class S3FifoPolicy final : public EvictionPolicy {
         // The one that comes last.
         while (coming_rows_[last_ % kComingQueues] == 0) --last_;
         victims[taken++] = PopComing(last_);
+        arena_->entry(victims[taken - 1]).position = kOfComing;
         ++coming_.evicted;
         continue;
       }
@@ -125,13 +128,23 @@ class S3FifoPolicy final : public EvictionPolicy {
         victims[taken++] = group[i];
       }
     }
-    for (std::size_t i = 0; i < taken; ++i) {
-      const Entry& entry = arena_->entry(victims[i]);
+    return taken;
+  }
+
+  void PutBack(std::span<const EntryId> victims) override {
+    for (const EntryId id : victims) {
+      if (arena_->entry(id).position == kOfComing) --coming_.evicted;
+      Push(id);
+    }
+  }
+
+  void Leave(std::span<const EntryId> victims) override {
+    for (const EntryId id : victims) {
+      const Entry& entry = arena_->entry(id);
       if ((entry.frequency & kOfMain) != 0) continue;
       ghosts_.Add(MixKey(entry.key));
       any_ghosts_ = true;
     }
-    return taken;
   }
 
   void Sweep() override { queues_.Sweep(); }

@@ -4,12 +4,29 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
 #include "terrace/base/ids.h"
+#include "terrace/base/status.h"
 
 namespace terrace {
+
+class WorkerGroup;
+
+// Shards one after another of those of a table.
+struct ShardRange {
+  std::uint32_t first = 0, count = 1;
+  std::uint32_t of = 1;  // Of the table.
+
+  static ShardRange All(std::size_t shards) {
+    const auto count = static_cast<std::uint32_t>(shards);
+    return {0, count, count};
+  }
+  // Counted from `first`. REQUIRES: the hash of a key of these shards.
+  std::uint32_t Number(std::uint64_t hash) const { return ShardOfHash(hash, of) - first; }
+};
 
 struct ShardOrder {
   std::vector<std::size_t> begins;    // (shards + 1) Those of shard s: begins[s] to begins[s + 1].
@@ -24,16 +41,18 @@ struct ShardOrder {
   }
 };
 
-inline void SortByShard(std::span<const Key> keys, std::size_t shards, ShardOrder* order) {
-  const auto count = static_cast<std::uint32_t>(shards);
-  std::vector<std::size_t> next(shards + 1, 0);
-  for (const Key key : keys) ++next[ShardOfHash(MixKey(key), count) + 1];
-  for (std::size_t shard = 0; shard < shards; ++shard) next[shard + 1] += next[shard];
-  order->begins = next;
-  order->origin.resize(keys.size());
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    order->origin[next[ShardOfHash(MixKey(keys[i]), count)]++] = static_cast<std::uint32_t>(i);
-  }
-}
+// Groups of so many of the shards, one after another, count as one.
+void SortByShard(std::span<const Key> keys, const ShardRange& shards, ShardOrder* order,
+                 std::uint32_t group = 1);
+
+// Calls read(shard, keys, rows, found) with the part of each shard that has any, on the threads of
+// `workers`; null: one after another. The failure of a shard keeps others from beginning; the first
+// one's is returned. On success `found` is by the order of `keys`.
+using ReadShard =
+    std::function<Status(std::size_t shard, std::span<const Key> keys,
+                         std::span<std::byte* const> rows, std::span<std::uint8_t> found)>;
+Status ReadByShard(const ShardOrder& order, std::span<const Key> keys,
+                   std::span<std::byte* const> rows, std::span<std::uint8_t> found,
+                   WorkerGroup* workers, const ReadShard& read);
 
 }  // namespace terrace

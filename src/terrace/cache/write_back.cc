@@ -94,6 +94,7 @@ void WriteBack::Stop() {
     stop_ = true;
     work_.NotifyAll();
     staging_.NotifyAll();
+    written_.NotifyAll();
   }
   if (stage_thread_.joinable()) stage_thread_.Join();
   if (publish_thread_.joinable()) publish_thread_.Join();
@@ -217,7 +218,7 @@ void WriteBack::SortByNextUse(Buffer* buffer) {
 Status WriteBack::StageRows(Buffer* buffer) {
   SyncPoint::Hit("cache.writeback.before_write");
   const ShardOrder& order = buffer->shard_order;
-  SortByShard(buffer->keys, stores_.size(), &buffer->shard_order);
+  SortByShard(buffer->keys, options_.shards, &buffer->shard_order);
   // Rows lie on the disk as they are given to the store, and a batch reads those together that lie
   // together.
   if (options_.future != nullptr) SortByNextUse(buffer);
@@ -247,7 +248,8 @@ Status WriteBack::StageRows(Buffer* buffer) {
   for (std::size_t shard = 0; shard < statuses.size(); ++shard) {
     if (statuses[shard].ok()) continue;
     for (auto& staged : buffer->staged) staged.reset();
-    return statuses[shard].WithContext("writing evicted rows to shard " + std::to_string(shard));
+    return statuses[shard].WithContext("writing evicted rows to shard " +
+                                       std::to_string(options_.shards.first + shard));
   }
   return OkStatus();
 }
@@ -262,7 +264,8 @@ Status WriteBack::PublishRows(Buffer* buffer) {
     for (std::size_t i = 0; i < buffer->shard_order.begins[shard]; ++i) {
       buffer->stored[buffer->shard_order.origin[i]] = kStoredKey;
     }
-    return published.WithContext("writing evicted rows to shard " + std::to_string(shard));
+    return published.WithContext("writing evicted rows to shard " +
+                                 std::to_string(options_.shards.first + shard));
   }
   SyncPoint::Hit("cache.writeback.after_write");
   return OkStatus();
@@ -329,8 +332,12 @@ void WriteBack::StageLoop() {
     count_time(&WriteBackTimes::waited_for_input_seconds);
     if (stop_) return;
     Buffer& buffer = buffers_[queue_[staged_]];
-    const std::uint64_t failed_before = failed_publishes_;
+    const std::uint64_t failed_before = failed_publishes_, written_before = written_sequence_;
+    // What is staged before it may be all that leaves it no room: no checkpoint goes until that is
+    // published.
+    const bool ahead = staged_ > 0;
     mu_.Unlock();
+    for (Store* store : stores_) store->KeepCheckpoints(ahead);
     Status status = StageRows(&buffer);
     mu_.Lock();
     count_time(&WriteBackTimes::busy_seconds);
@@ -342,6 +349,10 @@ void WriteBack::StageLoop() {
     } else if (status.ok()) {
       ++staged_;
       staging_.NotifyOne();
+    } else if (status.code() == StatusCode::kOutOfRoom &&
+               (staged_ > 0 || written_sequence_ != written_before)) {
+      // It is tried again.
+      while (!stop_ && staged_ > 0) written_.Wait(&mu_);
     } else {
       Fail(std::move(status));
     }

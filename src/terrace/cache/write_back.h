@@ -38,6 +38,7 @@ struct WriteBackOptions {
   bool hot_apart = false;  // Hot rows and the others have writes of their own; one buffer more.
   const FutureKeys* future = nullptr;  // Borrowed; null: nobody looks ahead.
   bool in_order = false;               // A flush comes in the order of the keys' hashes.
+  ShardRange shards = {};              // That the stores are.
 };
 
 // Where the time of the thread that brings buffers to the disk went; CPU seconds count the threads
@@ -159,8 +160,7 @@ class WriteBack {
   // their lines then lie side by side. Of a flush in that order a buffer's hashes are close
   // together, and their lines must not be.
   std::uint64_t PlaceHash(Key key) const {
-    constexpr std::uint64_t kSpread = 0x9e3779b97f4a7c15;
-    return MixKey(key) * (options_.in_order ? kSpread : 1);
+    return options_.in_order ? SpreadHash(MixKey(key)) : MixKey(key);
   }
   Status Allocate() TERRACE_EXCLUDES(mu_);
   std::byte* RowIn(const Buffer& buffer, std::size_t index) const {

@@ -64,29 +64,52 @@ TEST(WriteBack, AWriteStagedBehindAFailedOneIsWrittenAgain) {
   EXPECT_EQ(store.write_sizes(), (std::vector<std::size_t>{10, 10, 1}));
 }
 
-// A write that fails at its first half, while the one before it is in its second.
-TEST(WriteBack, AWriteThatFailsBehindOneInFlightLeavesThatAlone) {
-  FakeStore store(kRowBytes);
-  auto made = WriteBack::Create({.row_bytes = kRowBytes, .buffer_rows = 10}, {&store});
-  ASSERT_TRUE(made.ok());
-  WriteBack& write_back = **made;
-  const auto append = [&](Key first) {
-    WriteBack::AppendScope appends(&write_back);
+// A write of ten rows is held in its second half.
+class BehindOneInFlight : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto made = WriteBack::Create({.row_bytes = kRowBytes, .buffer_rows = 10}, {&store_});
+    ASSERT_TRUE(made.ok());
+    write_back_ = std::move(*made);
+    store_.HoldPublishes();
+    Append(0);
+    store_.WaitForHeldPublish();
+  }
+  void Append(Key first) {
+    WriteBack::AppendScope appends(write_back_.get());
     for (Key key = first; key < first + 10; ++key) appends.Append(key, InitialRow(key).data(), {});
-  };
-  store.HoldPublishes();
-  append(0);
-  store.WaitForHeldPublish();
-  store.FailWrites(true);
-  append(100);
-  while (write_back.status().ok()) std::this_thread::yield();
-  store.LetGo();
-  while (write_back.written_rows() < 10) std::this_thread::yield();
-  EXPECT_EQ(store.size(), 10u);
-  EXPECT_FALSE(write_back.status().ok());
-  store.FailWrites(false);
-  ASSERT_TRUE(write_back.Flush().ok());
-  EXPECT_EQ(store.size(), 20u);
+  }
+
+  FakeStore store_{kRowBytes};
+  std::unique_ptr<WriteBack> write_back_;
+};
+
+// A write that finds no room beside the one before it finds some when that is part of the store_.
+TEST_F(BehindOneInFlight, AWriteWithoutRoomIsTriedAgain) {
+  EXPECT_FALSE(store_.keeps_checkpoints);
+  store_.fails_for_room = true;
+  store_.FailAt(0);
+  Append(100);
+  while (!store_.FaultWasHit()) std::this_thread::yield();
+  EXPECT_TRUE(store_.keeps_checkpoints);
+  store_.LetGo();
+  ASSERT_TRUE(write_back_->Flush().ok());
+  EXPECT_EQ(store_.size(), 20u);
+  EXPECT_FALSE(store_.keeps_checkpoints) << "the second time it may cost one";
+}
+
+// A write that fails at its first half, while the one before it is in its second.
+TEST_F(BehindOneInFlight, AWriteThatFailsLeavesThatAlone) {
+  store_.FailWrites(true);
+  Append(100);
+  while (write_back_->status().ok()) std::this_thread::yield();
+  store_.LetGo();
+  while (write_back_->written_rows() < 10) std::this_thread::yield();
+  EXPECT_EQ(store_.size(), 10u);
+  EXPECT_FALSE(write_back_->status().ok());
+  store_.FailWrites(false);
+  ASSERT_TRUE(write_back_->Flush().ok());
+  EXPECT_EQ(store_.size(), 20u);
 }
 
 // Whose next use is known comes first, and of those the one that is asked for sooner; of whom
@@ -106,8 +129,11 @@ TEST(WriteBack, RowsAreWrittenInTheOrderOfTheirNextUse) {
     for (std::size_t s = 0; s < shards; ++s) {
       pointers.push_back(stores.emplace_back(std::make_unique<FakeStore>(kRowBytes)).get());
     }
-    auto made = WriteBack::Create(
-        {.row_bytes = kRowBytes, .buffer_rows = kRows, .future = future->get()}, pointers);
+    auto made = WriteBack::Create({.row_bytes = kRowBytes,
+                                   .buffer_rows = kRows,
+                                   .future = future->get(),
+                                   .shards = ShardRange::All(shards)},
+                                  pointers);
     ASSERT_TRUE(made.ok());
     {
       WriteBack::AppendScope appends(made->get());
@@ -172,8 +198,11 @@ TEST(WriteBack, OneShardOfSeveralFails) {
       stores.push_back(std::make_unique<FakeStore>(kRowBytes));
       borrowed.push_back(stores.back().get());
     }
-    auto made = WriteBack::Create(
-        {.row_bytes = kRowBytes, .buffer_rows = 200, .background = background}, borrowed);
+    auto made = WriteBack::Create({.row_bytes = kRowBytes,
+                                   .buffer_rows = 200,
+                                   .background = background,
+                                   .shards = ShardRange::All(5)},
+                                  borrowed);
     ASSERT_TRUE(made.ok());
     stores[3]->FailAt(0);
     {

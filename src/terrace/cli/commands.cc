@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <string_view>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -22,11 +23,33 @@
 namespace terrace {
 namespace {
 
+// Whether `message` names the folder or something in it, not just a path with those letters.
+bool NamesPathIn(std::string_view message, std::string_view folder) {
+  if (folder.empty()) return false;
+  constexpr std::string_view kBefore = " '\"(";  // Of a path in a message.
+  for (std::size_t at = message.find(folder); at != std::string_view::npos;
+       at = message.find(folder, at + 1)) {
+    const std::string_view rest = message.substr(at + folder.size());
+    const bool begins = at == 0 || kBefore.find(message[at - 1]) != std::string_view::npos;
+    if (begins && (folder.ends_with('/') || rest.starts_with('/') || rest.starts_with('\''))) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // Where a file of the run is damaged.
-void AdviseOnDamage(const Status& status, const std::string& run) {
+void AdviseOnDamage(FileSystem* fs, const Status& status, const std::string& run) {
   // Of a run's own file; a damaged log is another matter.
   if (status.code() != StatusCode::kCorruption) return;
-  if (status.message().find(run) == std::string::npos) return;
+  std::vector<std::string> folders = {run};
+  if (const Result<RunMarker> marker = ReadRunMarker(fs, run); marker.ok()) {
+    folders.insert(folders.end(), marker->ssd_folders.begin(), marker->ssd_folders.end());
+  }
+  const auto named = [&](const std::string& folder) {
+    return NamesPathIn(status.message(), folder);
+  };
+  if (std::none_of(folders.begin(), folders.end(), named)) return;
   LogText(
       LogLevel::kInfo,
       fmt::format("terrace inspect {} --verify names all that is damaged, and terrace inspect {} "
@@ -67,9 +90,17 @@ int ReportFailure(const Status& status) {
   return wrong ? kExitWrong : kExitFailed;
 }
 
-int ReportFailureOfRun(const Status& status, const std::string& run) {
+Result<std::optional<std::uint64_t>> SizeArgument(std::string_view name, const std::string& text) {
+  if (text.empty()) return std::optional<std::uint64_t>();
+  const std::optional<std::uint64_t> bytes = ParseBytes(text);
+  if (bytes) return bytes;
+  return InvalidArgumentError(
+      fmt::format("{} '{}' is no size: a number of bytes, or one as 40GiB", name, text));
+}
+
+int ReportFailureOfRun(FileSystem* fs, const Status& status, const std::string& run) {
   const int code = ReportFailure(status);
-  AdviseOnDamage(status, run);
+  AdviseOnDamage(fs, status, run);
   return code;
 }
 
@@ -115,9 +146,15 @@ int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
                                              : RunMode::kNew;
   Result<TrainOutcome> outcome = TrainJob(fs, *job, mode, stop_signals);
   SetProgressLine("");
+  // Relaxed: a count that orders nothing.
+  if (outcome.status().code() == StatusCode::kAborted &&
+      stop_signals->load(std::memory_order_relaxed) > 0) {
+    LogText(LogLevel::kInfo, "interrupted before the run began; nothing was changed");
+    return kExitInterrupted;
+  }
   if (!outcome.ok()) {
     LogText(LogLevel::kError, outcome.status().message());
-    AdviseOnDamage(outcome.status(), job->output);
+    AdviseOnDamage(fs, outcome.status(), job->output);
     // A file that is missing before the run begins is an argument that is wrong; later, a failure.
     return outcome.status().code() == StatusCode::kInvalidArgument ? kExitWrong : kExitFailed;
   }
@@ -140,9 +177,11 @@ int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
 }
 
 int EvaluateCommand(FileSystem* fs, const EvaluateArguments& arguments) {
-  const Result<Evaluation> evaluation = EvaluateRun(fs, arguments.run, arguments.data);
+  const Result<std::optional<std::uint64_t>> memory = SizeArgument("--memory", arguments.memory);
+  if (!memory.ok()) return ReportFailure(memory.status());
+  const Result<Evaluation> evaluation = EvaluateRun(fs, arguments.run, arguments.data, *memory);
   SetProgressLine("");
-  if (!evaluation.ok()) return ReportFailureOfRun(evaluation.status(), arguments.run);
+  if (!evaluation.ok()) return ReportFailureOfRun(fs, evaluation.status(), arguments.run);
   if (!arguments.json) return PrintResult(ResultTable(evaluation->result, evaluation->bad_lines));
   nlohmann::ordered_json object = {{"format_version", kResultVersion}};
   object.update(nlohmann::ordered_json::parse(ResultToJson(evaluation->result)));
@@ -154,15 +193,18 @@ int PredictCommand(FileSystem* fs, const PredictArguments& arguments,
                    const std::atomic<int>* stop_signals) {
   const Result<std::string> place = OutputPlace(fs, arguments.output);
   if (!place.ok()) return ReportFailure(place.status());
+  const Result<std::optional<std::uint64_t>> memory = SizeArgument("--memory", arguments.memory);
+  if (!memory.ok()) return ReportFailure(memory.status());
   // Relaxed: a count that orders nothing.
   const auto stopped = [stop_signals] { return stop_signals->load(std::memory_order_relaxed) > 0; };
-  const Result<SourceStats> lines = PredictRun(fs, arguments.run, arguments.data, *place, stopped);
+  const Result<SourceStats> lines =
+      PredictRun(fs, arguments.run, arguments.data, *memory, *place, stopped);
   SetProgressLine("");
   if (lines.status().code() == StatusCode::kAborted && stopped()) {
     LogText(LogLevel::kInfo, "interrupted; nothing was written");
     return kExitInterrupted;
   }
-  if (!lines.ok()) return ReportFailureOfRun(lines.status(), arguments.run);
+  if (!lines.ok()) return ReportFailureOfRun(fs, lines.status(), arguments.run);
   LogText(LogLevel::kInfo,
           fmt::format("wrote {} lines to {}", FormatCount(lines->lines), arguments.output));
   if (lines->bad_lines > 0) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
@@ -39,6 +40,7 @@ int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
 struct EvaluateArguments {
   std::string run;
   std::vector<std::string> data;
+  std::string memory;  // A size, or empty: as the run's job has it.
   bool json = false;
 };
 int EvaluateCommand(FileSystem* fs, const EvaluateArguments& arguments);
@@ -47,6 +49,7 @@ struct PredictArguments {
   std::string run;
   std::vector<std::string> data;
   std::string output;
+  std::string memory;  // A size, or empty: as the run's job has it.
 };
 int PredictCommand(FileSystem* fs, const PredictArguments& arguments,
                    const std::atomic<int>* stop_signals);
@@ -62,7 +65,7 @@ struct InspectArguments {
   bool yes = false;                      // The user agrees to what the plan says.
   std::optional<std::uint64_t> back_to;  // A checkpoint.
   std::string quota;                     // Of the repair; empty: the job's.
-  std::vector<std::string> keys;         // Decimal, hexadecimal after 0x, or C1=2bc7.
+  std::vector<std::string> keys;         // Decimal, hexadecimal after 0x, or a column's.
 };
 int InspectCommand(FileSystem* fs, const InspectArguments& arguments);
 // What `repair` asks for: prints the plan, and carries it out where the user agrees.
@@ -91,7 +94,9 @@ nlohmann::ordered_json FindingsJson(const std::vector<Finding>& findings);
 // Logs the error and says which exit code it is, for commands that only read.
 int ReportFailure(const Status& status);
 // The same; where a file of the run is damaged, says too which commands tell more.
-int ReportFailureOfRun(const Status& status, const std::string& run);
+int ReportFailureOfRun(FileSystem* fs, const Status& status, const std::string& run);
+// Of an option that takes a size; nothing where it was not given.
+Result<std::optional<std::uint64_t>> SizeArgument(std::string_view name, const std::string& text);
 // Where a command's --output is to be written, through links. kInvalidArgument: there is something
 // that must not be replaced, a folder or a device, say, or the place lies within a run.
 Result<std::string> OutputPlace(FileSystem* fs, const std::string& output);

@@ -33,21 +33,32 @@ std::string Dump(const Json& object, int indent) {
   return object.dump(indent, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-// "C1=2bc7": a category as it stands in the log. nullopt: text has no such slot.
-std::optional<Key> CategoryKey(std::string_view text) {
+// "C1=2bc7", "I2=14": what stands in the log, in a slot of `schema`. nullopt: text has no such
+// slot, or no number for one of integers.
+std::optional<Key> ColumnKey(std::string_view text, const DataSchema& schema) {
   const std::size_t at = text.find('=');
-  if (at == std::string_view::npos || !text.starts_with('C')) return std::nullopt;
-  unsigned slot = 0;
-  const auto [rest, error] = std::from_chars(text.data() + 1, text.data() + at, slot);
-  if (error != std::errc() || rest != text.data() + at) return std::nullopt;
-  if (slot < 1 || slot > kCriteoCategories) return std::nullopt;
-  const std::string_view category = text.substr(at + 1);
-  return Key{kFirstCategorySlot + slot - 1} << 48 |
-         (category.empty() ? kMissingCategory : HashCategory(category));
+  if (at == std::string_view::npos) return std::nullopt;
+  const std::string_view value = text.substr(at + 1);
+  for (const DataSchema::Slot& slot : schema.slots) {
+    if (slot.name != text.substr(0, at)) continue;
+    if (value.empty()) return Key{slot.id} << 48 | kMissingCategory;
+    std::uint64_t category = 0;
+    if (!slot.name.starts_with('I')) {
+      category = HashCategory(value);
+    } else {
+      std::int64_t integer = 0;
+      const char* const end = value.data() + value.size();
+      const auto [rest, error] = std::from_chars(value.data(), end, integer);
+      if (error != std::errc() || rest != end) return std::nullopt;
+      category = BucketOfInteger(integer);
+    }
+    return Key{slot.id} << 48 | category;
+  }
+  return std::nullopt;
 }
 
-Result<Key> ParseKey(const std::string& text) {
-  if (const std::optional<Key> key = CategoryKey(text)) return *key;
+Result<Key> ParseKey(const std::string& text, const DataSchema& schema) {
+  if (const std::optional<Key> key = ColumnKey(text, schema)) return *key;
   const bool hexadecimal = text.starts_with("0x") || text.starts_with("0X");
   const char* begin = text.data() + (hexadecimal ? 2 : 0);
   const char* end = text.data() + text.size();
@@ -55,8 +66,8 @@ Result<Key> ParseKey(const std::string& text) {
   auto [rest, error] = std::from_chars(begin, end, key, hexadecimal ? 16 : 10);
   if (error == std::errc() && rest == end) return key;
   return InvalidArgumentError(fmt::format(
-      "--key '{}' is no key: a decimal number below 2^64, 0x and digits, or a column and "
-      "its category as C1=2bc7",
+      "--key '{}' is no key: a decimal number below 2^64, 0x and digits, or a column of the run's "
+      "data and what stands in it, as C1=2bc7 or I2=14",
       text));
 }
 
@@ -406,9 +417,10 @@ struct Report {
 };
 
 Status InspectRows(const InspectArguments& arguments, RunReader* reader, Report* report) {
+  TERRACE_ASSIGN_OR_RETURN(const DataSchema schema, SchemaOf(reader->job().train_data));
   std::vector<Key> keys;
   for (const std::string& text : arguments.keys) {
-    TERRACE_ASSIGN_OR_RETURN(const Key key, ParseKey(text));
+    TERRACE_ASSIGN_OR_RETURN(const Key key, ParseKey(text, schema));
     keys.push_back(key);
   }
   Json rows = Json::array();
@@ -434,7 +446,12 @@ Status InspectFindings(FileSystem* fs, const std::string& run, Report* report) {
   report->wrong = !findings.empty();
   if (report->wrong) {
     report->text += FindingsText(findings);
-    report->text += fmt::format("what can be done: terrace inspect {} --repair\n", run);
+    report->text +=
+        scrub.refused.ok()
+            ? fmt::format("what can be done: terrace inspect {} --repair\n", run)
+            : fmt::format(
+                  "this is no damage, and no repair begins before it is out of the way: {}\n",
+                  scrub.refused.message());
   } else {
     report->text += fmt::format(
         "every byte of {} checkpoints, {} of rows and the metrics is as it was written\n",
@@ -518,7 +535,7 @@ int InspectCommand(FileSystem* fs, const InspectArguments& arguments) {
   const Status status = Inspect(fs, arguments, &report);
   if (!status.ok()) {
     if (report.wrong) (void)Print(report, arguments.json);  // What was found by then.
-    return ReportFailureOfRun(status, arguments.run);
+    return ReportFailureOfRun(fs, status, arguments.run);
   }
   const int printed = Print(report, arguments.json);
   return printed == kExitDone && report.wrong ? kExitFailed : printed;

@@ -151,6 +151,11 @@ void AddTrain(CLI::App* app, CommonArguments* common, Command* chosen) {
   });
 }
 
+void AddMemory(CLI::App* command, std::string* memory) {
+  command->add_option("--memory", *memory, "Memory to use, not the memory.budget of the run's job")
+      ->type_name("SIZE");
+}
+
 void AddEvaluate(CLI::App* app, CommonArguments* common, Command* chosen) {
   CLI::App* command = app->add_subcommand("evaluate", "Measures a run's model on further data");
   auto arguments = std::make_shared<EvaluateArguments>();
@@ -158,6 +163,7 @@ void AddEvaluate(CLI::App* app, CommonArguments* common, Command* chosen) {
   command->add_option("--data", arguments->data, "Files and globs, as in data.train")
       ->required()
       ->type_name("FILE...");
+  AddMemory(command, &arguments->memory);
   command->add_flag("--json", arguments->json, "Prints one JSON object");
   command->footer("Example: terrace evaluate runs/criteo --data logs/day_23.tsv.gz");
   AddCommon(command, common);
@@ -179,6 +185,7 @@ void AddPredict(CLI::App* app, CommonArguments* common, Command* chosen) {
                    "The file to write; nan for a bad line, nothing for a header; .gz and .zst are "
                    "compressed")
       ->required();
+  AddMemory(command, &arguments->memory);
   command->footer("Example: terrace predict runs/criteo --data new.tsv --output clicks.txt");
   AddCommon(command, common);
   command->callback([arguments, chosen] {
@@ -199,11 +206,11 @@ void AddInspect(CLI::App* app, CommonArguments* common, Command* chosen) {
   CLI::Option* verify =
       command->add_flag("--verify", arguments->verify,
                         "Reads and checks every byte of all checkpoints; 1 if any is wrong");
-  CLI::Option* keys =
-      command
-          ->add_option("--key", arguments->keys,
-                       "The row of a key (decimal, 0x..., or C1=2bc7) in every table that has it")
-          ->allow_extra_args(false);
+  CLI::Option* keys = command
+                          ->add_option("--key", arguments->keys,
+                                       "The row of a key (decimal, 0x..., C1=2bc7, or I2=14 where "
+                                       "integers are slots) in every table that has it")
+                          ->allow_extra_args(false);
   CLI::Option* dense = command->add_flag("--dense", arguments->dense,
                                          "The network's parameters and optimizer state");
   CLI::Option* repair = command->add_flag(
@@ -323,8 +330,8 @@ int Main(int argc, char** argv) {
   app.set_version_flag("--version", TERRACE_VERSION);
   app.footer(
       "Each command has its own --help. Exit codes: 0 done, 1 failed, 2 wrong arguments or "
-      "job file, 130 interrupted (train: after a checkpoint; a second signal ends it at once, with "
-      "1).");
+      "job file, 130 interrupted (train: after a checkpoint, or before the run began; a second "
+      "signal ends it at once, with 1).");
   CommonArguments common;
   Command command;
   AddTrain(&app, &common, &command);

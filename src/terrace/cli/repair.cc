@@ -4,6 +4,8 @@
 
 #include <array>
 #include <cstdio>
+#include <string>
+#include <string_view>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -18,14 +20,26 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+Json HashesJson(const std::vector<HashRange>& ranges) {
+  Json all = Json::array();
+  for (const HashRange& range : ranges) all.push_back({range.first, range.last});
+  return all;
+}
+
 Json StoreJson(const RepairPlan::StoreRepair& store) {
-  return {{"table", store.table},
-          {"shard", store.shard},
-          {"files", store.files},
-          {"dropped_keys", store.losses.dropped},
-          {"outdated_keys", store.losses.outdated},
-          {"unknown_rows", store.losses.unknown_rows},
-          {"replaced_rows", store.losses.replaced_rows}};
+  Json object = {{"table", store.table}, {"shard", store.shard}, {"files", store.files}};
+  if (store.block_rows > 0) {
+    object["dropped_hashes"] = HashesJson(store.dropped_hashes);
+    object["outdated_hashes"] = HashesJson(store.outdated_hashes);
+    object["unknown_blocks"] = store.losses.unknown_rows;
+    object["replaced_blocks"] = store.losses.replaced_rows;
+    return object;
+  }
+  object["dropped_keys"] = store.losses.dropped;
+  object["outdated_keys"] = store.losses.outdated;
+  object["unknown_rows"] = store.losses.unknown_rows;
+  object["replaced_rows"] = store.losses.replaced_rows;
+  return object;
 }
 
 Json PlanJson(const RepairPlan& plan) {
@@ -66,31 +80,53 @@ std::string KeysText(const std::vector<Key>& keys) {
   return text;
 }
 
+std::string HashesText(const std::vector<HashRange>& ranges) {
+  std::string text;
+  for (const HashRange& range : ranges) {
+    text += fmt::format("      {:#018x} to {:#018x}\n", range.first, range.last);
+  }
+  return text;
+}
+
+// By key of rows, by group of blocks of them, which are named by the hashes of their rows' keys.
+std::string LossesText(const RepairPlan::StoreRepair& store) {
+  const StoreLosses& losses = store.losses;
+  const bool blocks = store.block_rows > 0;
+  const std::string_view rows = blocks ? "blocks" : "rows", records = blocks ? "blocks" : "records";
+  const std::string_view whose =
+      blocks ? "The keys of their rows have hashes (docs/formats/group_block.md)" : "Their keys";
+  std::string text;
+  if (!losses.dropped.empty()) {
+    text += fmt::format(
+        "    drops {} {}{} whose newest record is lost; training makes them anew when it meets "
+        "them, and no older record comes back. {}:\n{}",
+        FormatCount(losses.dropped.size()), rows,
+        blocks ? fmt::format(" of up to {} rows", store.block_rows) : "", whose,
+        blocks ? HashesText(store.dropped_hashes) : KeysText(losses.dropped));
+  }
+  if (losses.unknown_rows > 0) {
+    text += fmt::format("    {} {} are lost whose keys nothing tells any more\n",
+                        FormatCount(losses.unknown_rows), records);
+  }
+  if (!losses.outdated.empty()) {
+    text += fmt::format(
+        "    drops {} whole {} too, because such a lost record may have been newer. {}:\n{}",
+        FormatCount(losses.outdated.size()), rows, whose,
+        blocks ? HashesText(store.outdated_hashes) : KeysText(losses.outdated));
+  }
+  if (losses.replaced_rows > 0) {
+    text += fmt::format("    {} damaged {} had been replaced by newer ones: no loss\n",
+                        FormatCount(losses.replaced_rows), records);
+  }
+  return text;
+}
+
 std::string StoreText(const RepairPlan::StoreRepair& store) {
   const StoreLosses& losses = store.losses;
   std::string text = fmt::format("  - table {}, shard {}: writes what is whole of {} {} anew\n",
                                  store.table, store.shard, FormatCount(store.files.size()),
                                  store.files.size() == 1 ? "file" : "files");
-  if (!losses.dropped.empty()) {
-    text += fmt::format(
-        "    drops {} rows whose newest record is lost; training makes them anew when it meets "
-        "them, and no older record comes back. Their keys:\n{}",
-        FormatCount(losses.dropped.size()), KeysText(losses.dropped));
-  }
-  if (losses.unknown_rows > 0) {
-    text += fmt::format("    {} records are lost whose keys nothing tells any more\n",
-                        FormatCount(losses.unknown_rows));
-  }
-  if (!losses.outdated.empty()) {
-    text += fmt::format(
-        "    drops {} whole rows too, because such a lost record may have been newer. Their "
-        "keys:\n{}",
-        FormatCount(losses.outdated.size()), KeysText(losses.outdated));
-  }
-  if (losses.replaced_rows > 0) {
-    text += fmt::format("    {} damaged records had been replaced by newer ones: no loss\n",
-                        FormatCount(losses.replaced_rows));
-  }
+  text += LossesText(store);
   if (losses.dropped.empty() && losses.outdated.empty() && losses.unknown_rows == 0) {
     text += "    no row is lost\n";
   }
@@ -165,11 +201,8 @@ bool Ask() {
 Result<RepairOptions> OptionsOf(const InspectArguments& arguments) {
   RepairOptions options;
   options.back_to = arguments.back_to;
-  if (arguments.quota.empty()) return options;
-  options.quota_bytes = ParseBytes(arguments.quota);
-  if (options.quota_bytes) return options;
-  return InvalidArgumentError(
-      fmt::format("--quota '{}' is no size: a number of bytes, or one as 40GiB", arguments.quota));
+  TERRACE_ASSIGN_OR_RETURN(options.quota_bytes, SizeArgument("--quota", arguments.quota));
+  return options;
 }
 
 }  // namespace

@@ -89,7 +89,10 @@ Result<Head> ReadHead(FileSystem* fs, const InputFile& file, const DataOptions& 
 Result<std::unique_ptr<ExampleSource>> CriteoSource::Open(FileSystem* fs,
                                                           const DataOptions& options) {
   TERRACE_ASSIGN_OR_RETURN(const IntegerEncoding integers, ParseIntegerEncoding(options.integers));
-  TERRACE_ASSIGN_OR_RETURN(std::vector<InputFile> files, ExpandFiles(fs, options.files));
+  std::vector<InputFile> files = options.frozen;
+  if (files.empty()) {
+    TERRACE_ASSIGN_OR_RETURN(files, ExpandFiles(fs, options.files));
+  }
   std::vector<CriteoLayout> layouts;
   std::uint64_t stream_bytes = 0;
   bool has_rows = false;
@@ -143,6 +146,7 @@ Status CriteoSource::Seek(const DataCursor& cursor) {
                       (!windowed() || cursor.hint_example % options_.shuffle_window == 0);
   rows_in_epoch_ = usable ? cursor.hint_example : 0;
   bad_in_epoch_ = usable ? cursor.bad_lines : 0;
+  bad_before_ = bad_in_epoch_ > 0;
   reader_.set_position(usable ? LinePosition{epoch_, cursor.file, cursor.offset, cursor.line}
                               : LinePosition{epoch_, 0, 0, 0});
   to_skip_ = example_in_epoch_ - rows_in_epoch_;
@@ -165,6 +169,7 @@ Result<std::optional<Batch>> CriteoSource::NextIn(std::uint32_t examples, std::u
     return error_;
   }
   Batch batch = encoder_.NewBatch(examples, std::move(old));
+  batch.cursors.reserve(examples / minibatch + 1);  // One more where an epoch ends.
   batch.first_example = examples_;
   const auto in_minibatch = static_cast<std::uint32_t>(example_in_epoch_ % minibatch);
   error_ = FillBatch(examples - in_minibatch, minibatch, &batch);
@@ -380,10 +385,13 @@ Status CriteoSource::CheckBadFraction() const {
   const std::uint64_t lines = rows_in_epoch_ + bad_in_epoch_;
   if (static_cast<double>(bad_in_epoch_) <= options_.max_bad_fraction * static_cast<double>(lines))
     return OkStatus();
+  const std::string where = first_bad_.empty() ? "all of them lie before the place of the resume"
+                            : bad_before_      ? "the first since the resume: " + first_bad_
+                                               : "the first: " + first_bad_;
   return InvalidArgumentError(FormatCount(bad_in_epoch_) + " of " + FormatCount(lines) +
                               " lines are bad, more than data.max_bad_fraction (" +
-                              std::to_string(options_.max_bad_fraction) + ") allows; the first: " +
-                              first_bad_ + ". Correct the files, or raise the fraction");
+                              std::to_string(options_.max_bad_fraction) + ") allows; " + where +
+                              ". Correct the files, or raise the fraction");
 }
 
 std::uint64_t CriteoSource::MemoryBytes() const {

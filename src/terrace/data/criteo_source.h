@@ -75,7 +75,8 @@ class CriteoSource final : public ExampleSource {
   std::uint64_t bad_in_epoch_ = 0;
   std::uint32_t bad_run_ = 0;  // Bad lines since the last good one.
   std::uint64_t bad_logged_ = 0;
-  std::string first_bad_;
+  std::string first_bad_;    // That was read here; empty: none was.
+  bool bad_before_ = false;  // Seek has passed over bad lines.
   bool epoch_read_ = false;  // No line of the epoch is left.
   // One example read ahead, to know whether the epoch goes on (not with windows).
   Batch pending_;

@@ -1,14 +1,15 @@
-// Speed of the reader: Criteo text parsed from memory against a loop of getline and stoi, a source
-// over a file (plain, zstd), and the generator. Prints the median of some runs in CPU time of the
-// process, all threads together, their spread, and checks what it computed. --tiny: few rows, one
-// run, as a test.
+// Speed of the reader: Criteo text parsed from memory, beside a search for its separators alone,
+// the ceiling, and a loop of getline and stoi; a source over a file (plain, zstd), and the
+// generator. Prints medians (least..most) of --runs in CPU time of the process, all threads
+// together, and checks what it computed.
+//
+//   data_bench [--tiny] [--rows N] [--runs N] [--seed S]
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -19,6 +20,8 @@
 #include <vector>
 
 #include "terrace/base/clock.h"
+#include "terrace/base/testing/bench_flags.h"
+#include "terrace/base/testing/bench_spread.h"
 #include "terrace/data/click_log_generator.h"
 #include "terrace/data/criteo_parser.h"
 #include "terrace/data/example_source.h"
@@ -27,27 +30,29 @@
 namespace terrace {
 namespace {
 
-struct Timing {
-  double median_seconds = 0;
-  double spread = 0;  // (slowest - fastest) / median
+struct Settings {
+  std::uint64_t rows = 200'000;
+  int runs = 7;
+  std::uint64_t seed = 0;  // Of the log.
 };
 
-Timing Measure(int runs, const std::function<void()>& body) {
-  std::vector<double> seconds;
+// Rows a second.
+Spread Measure(int runs, std::uint64_t rows, const std::function<void()>& body) {
+  std::vector<double> rates;
   for (int run = 0; run < runs; ++run) {
     const double start = ProcessCpuSeconds();
     body();
-    seconds.push_back(ProcessCpuSeconds() - start);
+    rates.push_back(static_cast<double>(rows) / (ProcessCpuSeconds() - start));
   }
-  std::sort(seconds.begin(), seconds.end());
-  const double median = seconds[seconds.size() / 2];
-  return {median, (seconds.back() - seconds.front()) / median};
+  return SpreadOf(rates);
 }
 
-void Print(const char* what, const Timing& timing, std::uint64_t rows, std::uint64_t bytes) {
-  std::printf("%-34s %9.0f rows/s %7.1f MB/s a core   spread %4.1f %%\n", what,
-              static_cast<double>(rows) / timing.median_seconds,
-              static_cast<double>(bytes) / timing.median_seconds * 1e-6, 100 * timing.spread);
+// ceiling: rows a second, or 0 where there is none. row_bytes: of text, likewise.
+void Print(const char* what, const Spread& rate, double row_bytes, double ceiling) {
+  std::printf("%-28s %s K rows/s", what, rate.Text(0, 1e-3).c_str());
+  if (row_bytes > 0) std::printf(", %.1f MB/s a core", rate.median * row_bytes * 1e-6);
+  if (ceiling > 0) std::printf(", %.0f %% of the separators", 100 * rate.median / ceiling);
+  std::printf("; n %zu\n", rate.samples);
 }
 
 void Require(bool holds, const char* what) {
@@ -56,15 +61,24 @@ void Require(bool holds, const char* what) {
   std::exit(1);
 }
 
+// As fast as text can be looked through: of each byte whether it ends a field.
+std::uint64_t CountSeparators(std::string_view text) {
+  std::uint64_t count = 0;
+  for (const char c : text) count += c == '\t' || c == '\n' ? 1 : 0;
+  return count;
+}
+
 // What many programs of this field do: a string a line, a string a field, stoi and stoul.
 std::uint64_t SumByGetline(const std::string& text) {
   std::istringstream in(text);
   std::string line;
-  std::string field;
   std::uint64_t sum = 0;
   while (std::getline(in, line)) {
-    std::istringstream fields(line);
-    for (int column = 0; column < kCriteoColumns && std::getline(fields, field, '\t'); ++column) {
+    std::size_t begin = 0;
+    for (int column = 0; column < kCriteoColumns; ++column) {
+      const std::size_t end = std::min(line.find('\t', begin), line.size());
+      const std::string field = line.substr(begin, end - begin);
+      begin = std::min(end + 1, line.size());
       if (field.empty()) continue;
       if (column <= kCriteoIntegers)
         sum += static_cast<std::uint64_t>(std::stoi(field));
@@ -126,58 +140,81 @@ std::uint64_t Drain(const DataOptions& options) {
   }
 }
 
-int Run(bool tiny) {
-  const std::uint64_t rows = tiny ? 2000 : 200'000;
-  const int runs = tiny ? 1 : 7;
+void Run(const Settings& settings) {
+  const std::uint64_t rows = settings.rows;
   const std::string folder =
       std::filesystem::temp_directory_path() / ("terrace_data_bench." + std::to_string(getpid()));
   Require(FileSystem::Posix()->MakeDirectories(folder).ok(), "no temporary folder");
   const std::string plain = folder + "/log.tsv";
   const std::string zstd = folder + "/log.tsv.zst";
-  Require(WriteClickLog(FileSystem::Posix(), {}, rows, plain, {}).ok(), "writing fails");
-  Require(WriteClickLog(FileSystem::Posix(), {}, rows, zstd, {}).ok(), "writing fails");
+  ClickLogSpec log;
+  log.seed = settings.seed;
+  for (const std::string& path : {plain, zstd}) {
+    Require(WriteClickLog(FileSystem::Posix(), log, rows, path, {}).ok(), "writing fails");
+  }
   auto read = ReadFileToString(FileSystem::Posix(), plain);
   Require(read.ok(), "reading fails");
   const std::string text = std::move(*read);
-  std::printf("%llu rows, %.1f MB of text, median of %d\n", static_cast<unsigned long long>(rows),
-              static_cast<double>(text.size()) * 1e-6, runs);
+  const double row_bytes = static_cast<double>(text.size()) / static_cast<double>(rows);
+  std::printf("%llu rows, %.1f MB of text\n", static_cast<unsigned long long>(rows),
+              static_cast<double>(text.size()) * 1e-6);
+  const auto measure = [&](int runs, const std::function<void()>& body) {
+    return Measure(runs, rows, body);
+  };
 
+  std::uint64_t separators = 0;
+  const Spread scan = measure(settings.runs, [&] { separators = CountSeparators(text); });
+  Print("separators alone", scan, row_bytes, 0);
+  Require(separators == rows * kCriteoColumns, "fields are missing");
   std::uint64_t by_getline = 0;
-  const Timing getline = Measure(tiny ? 1 : 3, [&] { by_getline = SumByGetline(text); });
-  Print("getline, stoi", getline, rows, text.size());
+  const Spread getline =
+      measure(std::min(settings.runs, 3), [&] { by_getline = SumByGetline(text); });
+  Print("getline, stoi", getline, row_bytes, scan.median);
   std::uint64_t by_parser = 0;
-  const Timing parser = Measure(runs, [&] { by_parser = SumByParser(text); });
-  Print("parser", parser, rows, text.size());
+  const Spread parser = measure(settings.runs, [&] { by_parser = SumByParser(text); });
+  Print("parser", parser, row_bytes, scan.median);
   Require(by_getline == by_parser, "parser and getline disagree");
   std::uint64_t keys = 0;
-  Print("parser and encoder", Measure(runs, [&] { keys = EncodeAll(text); }), rows, text.size());
+  Print("parser and encoder", measure(settings.runs, [&] { keys = EncodeAll(text); }), row_bytes,
+        scan.median);
   Require(keys == rows * kCriteoCategories, "keys are missing");
   DataOptions options;
   std::uint64_t examples = 0;
   for (const std::string& path : {plain, zstd}) {
     options.files = {path};
-    const Timing timing = Measure(runs, [&] { examples = Drain(options); });
-    Print(path == plain ? "source, plain file" : "source, zstd file", timing, rows, text.size());
+    const Spread rate = measure(settings.runs, [&] { examples = Drain(options); });
+    Print(path == plain ? "source, plain file" : "source, zstd file", rate, row_bytes, scan.median);
     Require(examples == rows, "examples are missing");
   }
   options = DataOptions();
   options.format = "synthetic";
   options.rows = rows;
+  options.log_seed = settings.seed;
   for (const auto& [name, zipf] :
        {std::pair("synthetic source, zipf 1.05", 1.05), std::pair("synthetic source, zipf 1", 1.0),
         std::pair("synthetic source, uniform", 0.0)}) {
     options.zipf = zipf;
-    Print(name, Measure(runs, [&] { examples = Drain(options); }), rows, 0);
+    Print(name, measure(settings.runs, [&] { examples = Drain(options); }), 0, 0);
     Require(examples == rows, "examples are missing");
   }
-  std::printf("parser / getline: %.1f\n", getline.median_seconds / parser.median_seconds);
+  std::printf("parser / getline: %.1f\n", parser.median / getline.median);
   Require(RemoveTree(FileSystem::Posix(), folder).ok(), "the temporary folder stays");
-  return 0;
 }
 
 }  // namespace
 }  // namespace terrace
 
 int main(int argc, char** argv) {
-  return terrace::Run(argc > 1 && std::strcmp(argv[1], "--tiny") == 0);
+  terrace::Settings settings;
+  terrace::BenchFlags flags([&] {
+    settings.rows = 2000;
+    settings.runs = 1;
+  });
+  flags.Add("rows", &settings.rows);
+  flags.Add("runs", &settings.runs);
+  flags.AddSeed(&settings.seed);
+  if (!flags.Parse(argc, argv)) return 2;
+  terrace::Require(settings.rows > 0 && settings.runs > 0, "a row and a run at least");
+  terrace::Run(settings);
+  return 0;
 }

@@ -72,6 +72,8 @@ class ExampleSource {
 struct DataOptions {
   std::string format = "criteo";   // criteo | synthetic
   std::vector<std::string> files;  // Paths or globs, in order; for `synthetic` unused.
+  // Not empty: what `files` were when a source of them was opened before; they are not looked at.
+  std::vector<InputFile> frozen;
   std::uint64_t epochs = 1;
   std::uint64_t seed = 0;
   std::string shuffle = "none";  // none | files | examples (files, and examples within windows)
@@ -95,8 +97,9 @@ struct DataOptions {
   std::uint64_t log_seed = 1;  // Of the log; `seed` only shuffles it.
 };
 
-// Expands globs, freezes sizes, opens every file and parses its first line. kNotFound /
-// kInvalidArgument name the file (and line) and what to do. Reads files through `fs`.
+// Expands globs and freezes sizes, unless that was done before, opens every file and parses its
+// first line. kNotFound / kInvalidArgument name the file (and line) and what to do. Reads files
+// through `fs`.
 Result<std::unique_ptr<ExampleSource>> OpenSource(FileSystem* fs, const DataOptions& options);
 
 // Of the source that the options name, whether or not its files are there. Errors: of the options.

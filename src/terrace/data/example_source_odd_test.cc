@@ -77,6 +77,23 @@ TEST_F(OddInputTest, CarriageReturnsAndAMissingLastNewlineChangeNothing) {
     EXPECT_TRUE(Read({path}).examples == unix_lines.examples) << path;
 }
 
+TEST_F(OddInputTest, AByteOrderMarkAloneIsNoLine) {
+  PutFile(&fs_, "/mark", "\xef\xbb\xbf");
+  PutFile(&fs_, "/packed", Gzip("\xef\xbb\xbf"));
+  PutFile(&fs_, "/log", Lines(0, 5));
+  options_.max_bad_fraction = 1;
+  const Stream stream = Read({"/mark", "/log", "/packed"});
+  ASSERT_TRUE(stream.status.ok()) << stream.status.ToString();
+  EXPECT_EQ(stream.examples.size(), 5u);
+  EXPECT_EQ(stats_.lines, 5u);
+  EXPECT_EQ(stats_.bad_lines, 0u);
+  // With a newline behind it, it is a blank one.
+  PutFile(&fs_, "/mark", "\xef\xbb\xbf\n");
+  EXPECT_EQ(Read({"/mark", "/log"}).examples.size(), 5u);
+  EXPECT_EQ(stats_.lines, 6u);
+  EXPECT_EQ(stats_.bad_lines, 1u);
+}
+
 TEST_F(OddInputTest, HeaderWithIdColumn) {
   std::string text = Header() + "\r\n";
   for (int i = 0; i < 4; ++i)
@@ -200,6 +217,32 @@ TEST_F(OddInputTest, BadFractionIsTheSameAfterResume) {
   ASSERT_TRUE((*second)->Seek(cursor).ok());
   EXPECT_EQ((*(*second)->Next(700, 100))->examples, 200u);
   EXPECT_THAT((*second)->Next(700, 100).status().message(), HasSubstr("30 of 1,000 lines are bad"));
+}
+
+TEST_F(OddInputTest, TheFirstBadLineIsNamedIfItWasReadSinceTheResume) {
+  const std::string bad = "bad\nbad\nbad\n";
+  options_.max_bad_fraction = 0;
+  const auto message = [this](const std::string& text, std::uint64_t bad_before) {
+    PutFile(&fs_, "/a", text);
+    options_.files = {"/a"};
+    auto first = OpenSource(&fs_, options_);
+    EXPECT_TRUE(first.ok());
+    auto batch = (*first)->Next(100, 100);
+    EXPECT_TRUE(batch.ok() && batch->has_value()) << batch.status().ToString();
+    const DataCursor cursor = (**batch).cursors.back();
+    EXPECT_EQ(cursor.bad_lines, bad_before);
+    auto second = OpenSource(&fs_, options_);
+    EXPECT_TRUE(second.ok() && (*second)->Seek(cursor).ok());
+    return ReadStream(second->get(), 100, {100}).status.message();
+  };
+  EXPECT_THAT(message(Lines(0, 50) + bad + Lines(50, 250), 3),
+              AllOf(HasSubstr("3 of 303 lines are bad"),
+                    HasSubstr("; all of them lie before the place of the resume. Correct")));
+  EXPECT_THAT(message(Lines(0, 50) + bad + Lines(50, 250) + "bad\n", 3),
+              AllOf(HasSubstr("4 of 304 lines are bad"),
+                    HasSubstr("; the first since the resume: /a:304: column 1")));
+  EXPECT_THAT(message(Lines(0, 300) + bad, 0), AllOf(HasSubstr("3 of 303 lines are bad"),
+                                                     HasSubstr("; the first: /a:301: column 1")));
 }
 
 TEST_F(OddInputTest, NoCriteoTextIsRefusedAtOnce) {

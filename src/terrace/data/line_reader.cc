@@ -105,6 +105,10 @@ Result<bool> LineReader::Next(Line* line) {
   }
   for (;;) {
     if (chunk_.has_value() && chunk_->ends_file) {
+      if (position_.line == 0 && carry_ == kByteOrderMark) {  // It is no line by itself.
+        carry_.clear();
+        carry_bytes_ = 0;
+      }
       if (carry_bytes_ > 0) {  // The last line has no newline.
         Deliver(carry_, carry_bytes_, carry_bytes_, line);
         carry_delivered_ = true;

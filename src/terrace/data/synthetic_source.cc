@@ -55,6 +55,7 @@ Result<std::optional<Batch>> SyntheticSource::NextIn(std::uint32_t examples,
   TERRACE_CHECK(minibatch > 0 && examples >= minibatch && examples % minibatch == 0);
   if (cursor_.epoch >= options_.epochs) return std::optional<Batch>();
   Batch batch = encoder_.NewBatch(examples, std::move(old));
+  batch.cursors.reserve(examples / minibatch + 1);  // One more where an epoch ends.
   batch.first_example = cursor_.examples;
   const std::uint64_t wanted = std::min<std::uint64_t>(
       examples - cursor_.example_in_epoch % minibatch, options_.rows - cursor_.example_in_epoch);

@@ -1,6 +1,8 @@
 // What is the same over every file system.
 #include "terrace/io/file_system.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "terrace/base/sync_point.h"
@@ -13,6 +15,26 @@ Status WriteTemporary(FileSystem* fs, const std::string& path, std::span<const s
   TERRACE_RETURN_IF_ERROR(file->WriteAt(0, data));
   SyncPoint::Hit("io.write_atomically.before_sync");
   return file->Sync();
+}
+
+// Whether `path`, which leads to a folder, is a link: its own folder lists it as no folder then.
+Result<bool> IsListedAsFile(FileSystem* fs, const std::string& path) {
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, fs->List(FolderOf(path)));
+  const std::string_view whole = std::string_view(path).substr(0, path.find_last_not_of('/') + 1);
+  const std::string_view name = whole.substr(whole.rfind('/') + 1);
+  return std::any_of(entries.begin(), entries.end(), [&](const FileInfo& entry) {
+    return entry.name == name && !entry.is_directory;
+  });
+}
+
+// REQUIRES: no link.
+Status RemoveFolder(FileSystem* fs, const std::string& path) {
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, fs->List(path));
+  for (const FileInfo& entry : entries) {
+    const std::string child = JoinPath(path, entry.name);
+    TERRACE_RETURN_IF_ERROR(entry.is_directory ? RemoveFolder(fs, child) : fs->Remove(child));
+  }
+  return fs->RemoveDirectory(path);
 }
 
 }  // namespace
@@ -62,18 +84,21 @@ Status WriteFileAtomically(FileSystem* fs, const std::string& path,
   return OkStatus();
 }
 
+Result<bool> IsLinkToFolder(FileSystem* fs, const std::string& path) {
+  const Result<FileInfo> info = fs->Stat(path);
+  if (info.status().code() == StatusCode::kNotFound) return false;
+  TERRACE_RETURN_IF_ERROR(info.status());
+  return info->is_directory ? IsListedAsFile(fs, path) : false;
+}
+
 Status RemoveTree(FileSystem* fs, const std::string& path) {
   Result<FileInfo> info = fs->Stat(path);
   if (!info.ok()) {
     return info.status().code() == StatusCode::kNotFound ? OkStatus() : info.status();
   }
   if (!info->is_directory) return fs->Remove(path);
-  TERRACE_ASSIGN_OR_RETURN(std::vector<FileInfo> entries, fs->List(path));
-  for (const FileInfo& entry : entries) {
-    std::string child = JoinPath(path, entry.name);
-    TERRACE_RETURN_IF_ERROR(entry.is_directory ? RemoveTree(fs, child) : fs->Remove(child));
-  }
-  return fs->RemoveDirectory(path);
+  TERRACE_ASSIGN_OR_RETURN(const bool is_link, IsListedAsFile(fs, path));
+  return is_link ? fs->Remove(path) : RemoveFolder(fs, path);
 }
 
 std::string FolderOf(const std::string& path) {
@@ -89,6 +114,12 @@ std::string JoinPath(std::string_view folder, std::string_view name) {
   if (folder.empty() || name.starts_with('/')) return std::string(name);
   if (folder.ends_with('/')) return fmt::format("{}{}", folder, name);
   return fmt::format("{}/{}", folder, name);
+}
+
+Status FileSystem::CheckFolder(const std::string& path) {
+  TERRACE_ASSIGN_OR_RETURN(const FileInfo info, Stat(path));
+  if (info.is_directory) return OkStatus();
+  return NotFoundError("'" + path + "' is no folder");
 }
 
 }  // namespace terrace

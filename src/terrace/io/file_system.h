@@ -136,12 +136,15 @@ class FileSystem {
   virtual Result<std::vector<FileInfo>> List(
       const std::string& path) = 0;  // Sorted by name, "." and ".." left out.
   virtual Result<FileInfo> Stat(const std::string& path) = 0;
+  // Whether something can be made in a folder, as far as can be told without making it. kNotFound:
+  // there is no such folder.
+  virtual Status CheckFolder(const std::string& path);
   virtual Result<DiskSpace> Space(const std::string& path) = 0;  // Of the disk of `path`.
   // Which disk an existing `path` lies on, as text that another disk, file system or place would
   // not have. Empty: none that a clock could tell anything of.
   virtual Result<std::string> DiskIdentity(const std::string& /*path*/) { return std::string(); }
-  // Takes a lock on `path`, an existing file. kUnavailable: another process holds it. Does not
-  // block.
+  // Takes a lock on `path`, an existing file. kUnavailable: another process holds it. kNotFound:
+  // the file that was there has gone, or been replaced. Does not block.
   virtual Result<std::unique_ptr<FileLock>> Lock(const std::string& path, bool exclusive) = 0;
 
   static FileSystem* Posix();  // Lives for ever.
@@ -153,8 +156,10 @@ class FileSystem {
 Result<std::string> ReadFileToString(FileSystem* fs, const std::string& path);
 Status WriteFileAtomically(FileSystem* fs, const std::string& path,
                            std::span<const std::byte> data);
-// A folder with all it holds. NotFound is fine.
+// A folder with all it holds; of links the link alone. NotFound is fine.
 Status RemoveTree(FileSystem* fs, const std::string& path);
+// Whether what lies there is a link that leads to a folder. NotFound: false.
+Result<bool> IsLinkToFolder(FileSystem* fs, const std::string& path);
 std::string JoinPath(std::string_view folder, std::string_view name);
 // What `path` lies in; "." where it names no folder.
 std::string FolderOf(const std::string& path);

@@ -15,6 +15,8 @@
 
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
+#include "terrace/base/sync_point.h"
+#include "terrace/base/testing/temporary_folder.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/io/testing/test_data.h"
 
@@ -243,6 +245,15 @@ TEST_P(FileSystemTest, ListTellsNamesInOrderAndSizes) {
   EXPECT_FALSE(fs_->List(Path("a")).ok());
 }
 
+TEST_P(FileSystemTest, ChecksFolders) {
+  TERRACE_ASSERT_OK(fs_->Open(Path("file"), OpenMode::kCreate).status());
+  TERRACE_ASSERT_OK(fs_->MakeDirectories(Path("folder")));
+  TERRACE_EXPECT_OK(fs_->CheckFolder(Path("folder")));
+  for (const char* name : {"file", "none"}) {
+    EXPECT_EQ(fs_->CheckFolder(Path(name)).code(), StatusCode::kNotFound) << name;
+  }
+}
+
 TEST_P(FileSystemTest, LocksExcludeEachOther) {
   Append(Path("lock"), "");
   EXPECT_EQ(fs_->Lock(Path("none"), true).status().code(), StatusCode::kNotFound);
@@ -382,6 +393,27 @@ const Variant kVariants[] = {
 INSTANTIATE_TEST_SUITE_P(All, FileSystemTest, testing::ValuesIn(kVariants),
                          [](const auto& param_info) { return std::string(param_info.param.name); });
 
+TEST(PosixFileSystemTest, ALockIsOfTheFileThatHasTheName) {
+  TemporaryFolder folder;
+  FileSystem* const fs = FileSystem::Posix();
+  const std::string path = folder.path() / "lock", other = folder.path() / "other";
+  for (const std::string& name : {path, other}) {
+    TERRACE_ASSERT_OK(fs->Open(name, OpenMode::kCreate).status());
+  }
+  SyncPoint::Arm([&](std::string_view point) {
+    if (point == "file.lock.opened") TERRACE_EXPECT_OK(fs->Rename(other, path));
+  });
+  const auto replaced = fs->Lock(path, /*exclusive=*/false);
+  SyncPoint::Arm(nullptr);
+  EXPECT_EQ(replaced.status().code(), StatusCode::kNotFound) << replaced.status().ToString();
+  TERRACE_EXPECT_OK(fs->Lock(path, /*exclusive=*/true).status());
+  SyncPoint::Arm([&](std::string_view point) {
+    if (point == "file.lock.opened") TERRACE_EXPECT_OK(fs->Remove(path));
+  });
+  EXPECT_EQ(fs->Lock(path, /*exclusive=*/true).status().code(), StatusCode::kNotFound);
+  SyncPoint::Arm(nullptr);
+}
+
 TEST(PosixFileSystemTest, LocksHoldBetweenProcessesAndEndWithTheirs) {
   FileSystem* fs = FileSystem::Posix();
   std::string root = "io_test.XXXXXX";
@@ -425,6 +457,14 @@ TEST(PosixFileSystemTest, RemoveTreeDoesNotFollowLinks) {
   ASSERT_EQ(symlink("nowhere", JoinPath(root, "gone/broken").c_str()), 0);
   EXPECT_EQ(fs->List(JoinPath(root, "gone"))->size(), 2u);
   TERRACE_ASSERT_OK(RemoveTree(fs, JoinPath(root, "gone")));
+  // Nor one that is the whole tree.
+  ASSERT_EQ(symlink("kept", JoinPath(root, "link").c_str()), 0);
+  EXPECT_TRUE(*IsLinkToFolder(fs, JoinPath(root, "link")));
+  EXPECT_TRUE(*IsLinkToFolder(fs, JoinPath(root, "link/")));
+  EXPECT_FALSE(*IsLinkToFolder(fs, JoinPath(root, "kept")));
+  EXPECT_FALSE(*IsLinkToFolder(fs, JoinPath(root, "kept/file")));
+  EXPECT_FALSE(*IsLinkToFolder(fs, JoinPath(root, "nothing")));
+  TERRACE_ASSERT_OK(RemoveTree(fs, JoinPath(root, "link")));
   EXPECT_EQ(*ReadFileToString(fs, JoinPath(root, "kept/file")), "x");
   TERRACE_EXPECT_OK(RemoveTree(fs, root));
 }

@@ -61,21 +61,20 @@ PosixFile::~PosixFile() {
 
 // Some file systems grant O_DIRECT at open and refuse the calls (overlays, coarser alignment).
 bool PosixFile::FallBackToBuffered() {
-  if (!direct()) return false;
   int flags = fcntl(fd_, F_GETFL);
   if (flags < 0 || fcntl(fd_, F_SETFL, flags & ~O_DIRECT) != 0) return false;
-  direct_.store(false, std::memory_order_relaxed);
+  direct_.store(false, std::memory_order_release);
   return true;
 }
 
 ReadStep PosixFile::AfterRead(std::uint64_t offset, std::size_t size, std::size_t before,
-                              std::int64_t result) {
+                              bool was_direct, std::int64_t result) {
   ReadStep step;
   step.bytes_read = before;
   if (result < 0) {
     int error = static_cast<int>(-result);
     if (error == EINTR || error == EAGAIN) return step;
-    if (error == EINVAL && FallBackToBuffered()) return step;
+    if (error == EINVAL && was_direct && FallBackToBuffered()) return step;
     step.done = true;
     step.status = ErrnoError(
         error, fmt::format("reading {} bytes at offset {} of", size - before, offset + before),
@@ -87,7 +86,7 @@ ReadStep PosixFile::AfterRead(std::uint64_t offset, std::size_t size, std::size_
     step.done = true;
     return step;
   }
-  if (!direct() || step.bytes_read % read_alignment_ == 0) return step;
+  if (!was_direct || step.bytes_read % read_alignment_ == 0) return step;
   // A direct read that stops inside a block is at the end of the file, unless it was cut short.
   Result<std::uint64_t> end = Size();
   if (!end.ok() || offset + step.bytes_read >= *end) {
@@ -112,9 +111,10 @@ Result<std::size_t> PosixFile::ReadAt(std::uint64_t offset, std::span<std::byte>
   ReadStep step;
   while (!step.done) {
     std::size_t done = step.bytes_read;
+    const bool was_direct = direct();
     ssize_t n = pread(fd_, buffer.data() + done, std::min(buffer.size() - done, kMaxBytesPerCall),
                       static_cast<off_t>(offset + done));
-    step = AfterRead(offset, buffer.size(), done, n < 0 ? -std::int64_t{errno} : n);
+    step = AfterRead(offset, buffer.size(), done, was_direct, n < 0 ? -std::int64_t{errno} : n);
   }
   if (!step.status.ok()) return step.status;
   return step.bytes_read;
@@ -124,21 +124,22 @@ Status PosixFile::WriteLoop(std::uint64_t offset, std::span<const std::byte> dat
   std::size_t done = 0;
   while (done < data.size()) {
     std::size_t want = std::min(data.size() - done, kMaxBytesPerCall);
+    const bool was_direct = direct();
     ssize_t n = pwrite(fd_, data.data() + done, want, static_cast<off_t>(offset + done));
     if (n < 0) {
       int error = errno;
       if (error == EINTR) continue;
-      if (error == EINVAL && FallBackToBuffered()) continue;
+      if (error == EINVAL && was_direct && FallBackToBuffered()) continue;
       return ErrnoError(error, fmt::format("writing {} bytes at offset {} of", want, offset + done),
                         path_);
     }
     std::size_t moved = static_cast<std::size_t>(n);
-    if (direct() && done + moved < data.size()) {
+    if (was_direct && done + moved < data.size()) {
       moved = moved / kDirectIoAlignment * kDirectIoAlignment;
     }
     if (moved == 0) {
       // The next call reports the cause, if there is one; a second zero would loop for ever.
-      if (direct() && n > 0 && FallBackToBuffered()) continue;
+      if (was_direct && n > 0 && FallBackToBuffered()) continue;
       return IoError(fmt::format("writing '{}': the disk took {} of {} bytes at offset {}", path_,
                                  n, want, offset + done));
     }

@@ -56,21 +56,26 @@ class PosixFile final : public File {
 
   int fd() const { return fd_; }
   bool aligned() const { return aligned_; }
-  bool direct() const { return direct_.load(std::memory_order_relaxed); }
+  // Of the calls that begin from here on. False for ever once a direct call was refused.
+  bool direct() const { return direct_.load(std::memory_order_acquire); }
 
   // Judges the outcome of a read of buffer[before, ...): `result` is a count or a negative errno.
-  ReadStep AfterRead(std::uint64_t offset, std::size_t size, std::size_t before,
+  // `was_direct`: as direct() was when the call began. Of many direct calls on their way all may be
+  // refused, and each is to be repeated.
+  ReadStep AfterRead(std::uint64_t offset, std::size_t size, std::size_t before, bool was_direct,
                      std::int64_t result);
 
  private:
   Status WriteLoop(std::uint64_t offset, std::span<const std::byte> data);
+  // After a direct call that was refused. Whether it may be repeated, as a buffered one.
   bool FallBackToBuffered();
 
   const int fd_;
   const std::string path_;
   const bool aligned_;
   const std::size_t read_alignment_;
-  // Relaxed: a stale value only makes one more call try the other way.
+  // Released after the descriptor was changed: whoever sees false makes buffered calls. A stale
+  // true only makes one more call be repeated.
   std::atomic<bool> direct_;
   StickyError error_;
 };

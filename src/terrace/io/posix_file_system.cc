@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "terrace/base/log.h"
+#include "terrace/base/sync_point.h"
 #include "terrace/io/disk_identity.h"
 #include "terrace/io/drive_health.h"
 #include "terrace/io/posix_file.h"
@@ -138,6 +139,12 @@ class PosixFileSystem final : public FileSystem {
     return ErrnoError(error, "making folder", path);
   }
 
+  Status CheckFolder(const std::string& path) override {
+    TERRACE_RETURN_IF_ERROR(FileSystem::CheckFolder(path));
+    if (access(path.c_str(), W_OK | X_OK) == 0) return OkStatus();
+    return ErrnoError(errno, "writing to folder", path);
+  }
+
   Status SyncDirectory(const std::string& path) override {
     int fd = OpenRetrying(path, O_RDONLY | O_DIRECTORY);
     if (fd < 0) return ErrnoError(errno, "opening folder", path);
@@ -203,17 +210,23 @@ class PosixFileSystem final : public FileSystem {
   Result<std::unique_ptr<FileLock>> Lock(const std::string& path, bool exclusive) override {
     int fd = OpenRetrying(path, O_RDONLY);
     if (fd < 0) return ErrnoError(errno, "opening the lock", path);
+    SyncPoint::Hit("file.lock.opened");
     int result;
     do {
       result = flock(fd, (exclusive ? LOCK_EX : LOCK_SH) | LOCK_NB);
     } while (result != 0 && errno == EINTR);
-    if (result == 0) return std::unique_ptr<FileLock>(std::make_unique<PosixLock>(fd));
-    int error = errno;
-    close(fd);
+    const int error = result == 0 ? 0 : errno;
+    std::unique_ptr<FileLock> lock = std::make_unique<PosixLock>(fd);  // Or, if not, what closes.
     if (error == EWOULDBLOCK) {
       return UnavailableError(fmt::format("'{}' is locked by another process", path));
     }
-    return ErrnoError(error, "locking", path);
+    if (error != 0) return ErrnoError(error, "locking", path);
+    struct stat locked, named;
+    if (fstat(fd, &locked) != 0) return ErrnoError(errno, "asking for", path);
+    if (stat(path.c_str(), &named) != 0) return ErrnoError(errno, "asking for", path);
+    if (locked.st_dev == named.st_dev && locked.st_ino == named.st_ino) return lock;
+    return NotFoundError(
+        fmt::format("'{}' was replaced while it was being locked: try again", path));
   }
 
  private:

@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -7,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <iterator>
 #include <memory>
@@ -18,6 +20,7 @@
 #include "terrace/base/thread.h"
 #include "terrace/io/faulty_file_system.h"
 #include "terrace/io/file_system.h"
+#include "terrace/io/posix_file.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/io/testing/test_data.h"
 
@@ -296,6 +299,67 @@ int ReadWhereUringIsForbidden() {
 TEST(ReadQueueFallbackTest, ThreadsReadWhereUringIsForbidden) {
   EXPECT_EXIT(std::_Exit(ReadWhereUringIsForbidden()), testing::ExitedWithCode(0), "");
 }
+
+// A file whose direct calls are granted at open, and refused where they begin amid a sector.
+class RefusedDirectReads : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (std::string_view(GetParam()) == "io_uring" && !UringWorks()) {
+      GTEST_SKIP() << "this kernel has no io_uring, or forbids it";
+    }
+    ASSERT_NE(mkdtemp(root_.data()), nullptr);
+    const std::string path = JoinPath(root_, "data");
+    std::vector<std::byte> bytes(kFileBytes);
+    Fill(kSeed, 0, bytes);
+    TERRACE_ASSERT_OK(WriteFileAtomically(fs_, path, bytes));
+    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
+    if (fd < 0) GTEST_SKIP() << "this file system has no direct I/O";
+    file_ = std::make_unique<PosixFile>(fd, path, /*aligned=*/false, /*direct=*/true);
+  }
+  void TearDown() override { TERRACE_EXPECT_OK(RemoveTree(fs_, root_)); }
+
+  FileSystem* const fs_ = FileSystem::Posix();
+  std::string root_ = "io_test.XXXXXX";
+  std::unique_ptr<PosixFile> file_;
+};
+
+TEST_P(RefusedDirectReads, AreAllRepeatedThoughTheyWereOnTheirWayTogether) {
+  ReadQueueOptions options;
+  options.backend = GetParam();
+  options.depth = 64;
+  options.threads = 4;
+  auto queue = fs_->NewReadQueue(options);
+  TERRACE_ASSERT_OK(queue);
+  constexpr std::size_t kBytes = 777;
+  std::vector<std::byte> buffer(256 * kBytes);
+  std::vector<ReadRequest> requests(256);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    requests[i].file = file_.get();
+    requests[i].offset = i * 1000 + 1;
+    requests[i].buffer = std::span(buffer).subspan(i * kBytes, kBytes);
+  }
+  TERRACE_ASSERT_OK((*queue)->Run(requests));
+  for (const ReadRequest& request : requests) {
+    ASSERT_EQ(request.bytes_read, kBytes);
+    ASSERT_EQ(FirstWrong(kSeed, request.offset, request.buffer), kBytes);
+  }
+}
+
+// What the kernel says to calls that began before the first of them was refused, and after.
+TEST_P(RefusedDirectReads, AreRepeatedOnceAsBufferedOnes) {
+  for (int call = 0; call < 3; ++call) {
+    const ReadStep step = file_->AfterRead(4096, 8192, 4096, /*was_direct=*/true, -EINVAL);
+    EXPECT_FALSE(step.done);
+    EXPECT_EQ(step.bytes_read, 4096u);
+    EXPECT_FALSE(file_->direct());
+  }
+  const ReadStep step = file_->AfterRead(4096, 8192, 4096, /*was_direct=*/false, -EINVAL);
+  EXPECT_TRUE(step.done);
+  EXPECT_EQ(step.status.code(), StatusCode::kIo);
+  EXPECT_NE(step.status.message().find(file_->path()), std::string::npos);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RefusedDirectReads, testing::Values("io_uring", "threads"));
 
 class RegisteredBuffer : public testing::Test {
  protected:

@@ -48,6 +48,7 @@ class UringReadQueue final : public ReadQueue {
   struct Slot {
     ReadRequest* request = nullptr;
     Group* group = nullptr;
+    bool direct = false;  // As its file was when the call began.
   };
 
   void Register();
@@ -128,7 +129,7 @@ void UringReadQueue::Fill() {
       request->status = OkStatus();
       const unsigned slot = free_.back();
       free_.pop_back();
-      slots_[slot] = {request, &group};
+      slots_[slot] = {request, &group, false};
       Prepare(slot);
     }
   }
@@ -141,7 +142,9 @@ void UringReadQueue::Prepare(unsigned slot) {
   const std::size_t done = request.bytes_read;
   const std::size_t want = std::min(request.buffer.size() - done, kMaxBytesPerCall);
   std::byte* const to = request.buffer.data() + done;
-  const int fd = static_cast<PosixFile*>(request.file)->fd();
+  const auto* file = static_cast<PosixFile*>(request.file);
+  const int fd = file->fd();
+  slots_[slot].direct = file->direct();
   if (to >= registered_.data() && to + want <= registered_.data() + registered_.size()) {
     io_uring_prep_read_fixed(sqe, fd, to, static_cast<unsigned>(want), request.offset + done, 0);
   } else {
@@ -191,9 +194,9 @@ void UringReadQueue::Reap() {
     io_uring_cqe_seen(&ring_, cqe);
     --in_flight_;
     ReadRequest* request = slots_[slot].request;
-    ReadStep step =
-        static_cast<PosixFile*>(request->file)
-            ->AfterRead(request->offset, request->buffer.size(), request->bytes_read, result);
+    ReadStep step = static_cast<PosixFile*>(request->file)
+                        ->AfterRead(request->offset, request->buffer.size(), request->bytes_read,
+                                    slots_[slot].direct, result);
     request->bytes_read = step.bytes_read;
     request->status = std::move(step.status);
     if (step.done) {

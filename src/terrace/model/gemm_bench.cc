@@ -1,6 +1,6 @@
 // Speed of the matrix products and of whole steps of a dense network on one thread, as share of the
 // peak of fused multiply-adds that this process measures for itself just before and after. CPU time
-// of the thread, so that a busy machine disturbs little; median of the repetitions, and the spread.
+// of the thread, so that a busy machine disturbs little; median and quartiles of the repetitions.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -64,7 +64,7 @@ double PeakFlops(bool tiny) {
 }
 
 struct Time {
-  double median = 0, low = 0, high = 0;  // Seconds; the least, and the third quartile.
+  double median = 0, low = 0, high = 0;  // Seconds; low and high: the quartiles.
 };
 
 Time Measure(bool tiny, double flops, const std::function<void()>& work) {
@@ -82,7 +82,7 @@ Time Measure(bool tiny, double flops, const std::function<void()>& work) {
 }
 
 void Print(const std::string& what, double flops, const Time& time, double peak) {
-  std::printf("%-46s %9.1f us (%.1f-%.1f) %7.1f GFLOP/s %5.1f %% of peak (at best %.1f)\n",
+  std::printf("%-46s %9.1f us (%.1f-%.1f) %7.1f GFLOP/s %5.1f %% of peak (first quartile %.1f)\n",
               what.c_str(), time.median * 1e6, time.low * 1e6, time.high * 1e6,
               flops / time.median * 1e-9, 100 * flops / time.median / peak,
               100 * flops / time.low / peak);

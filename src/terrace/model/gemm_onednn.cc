@@ -43,6 +43,18 @@ constexpr std::size_t kMaxKernels = 256;
 // seen to take 0.5 to 1.3 MiB; the rest is for what other threads take meanwhile.
 constexpr std::uint64_t kKernelBytes = std::uint64_t{16} << 20;
 
+// The processor and the shape alone choose a kernel, and so the bits of a model: not the
+// environment (DNNL_MAX_CPU_ISA, DNNL_CPU_ISA_HINTS, DNNL_DEFAULT_FPMATH_MODE).
+bool FixChoice() {
+  const auto holds = [](dnnl::status status) {
+    return status == dnnl::status::success || status == dnnl::status::unimplemented;
+  };
+  TERRACE_CHECK(holds(dnnl::set_max_cpu_isa(dnnl::cpu_isa::all)));  // Before the first kernel.
+  TERRACE_CHECK(holds(dnnl::set_cpu_isa_hints(dnnl::cpu_isa_hints::no_hints)));
+  TERRACE_CHECK(holds(dnnl::set_default_fpmath_mode(dnnl::fpmath_mode::strict)));
+  return true;
+}
+
 class Kernels {
  public:
   Kernels() : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {}
@@ -105,6 +117,7 @@ class Kernels {
     return kernel;
   }
 
+  static inline const bool fixed_ = FixChoice();  // Before any engine.
   dnnl::engine engine_;
   dnnl::stream stream_;
   std::unordered_map<Shape, std::unique_ptr<Kernel>, ShapeHash> kernels_;

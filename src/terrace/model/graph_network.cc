@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "terrace/base/units.h"
 #include "terrace/model/gemm.h"
 
 namespace terrace {
@@ -99,7 +100,8 @@ GraphNetwork::GraphNetwork(std::unique_ptr<Graph> graph, Subgraph subgraph,
 Result<std::unique_ptr<Network>> GraphNetwork::Create(std::unique_ptr<Graph> graph,
                                                       const NetworkInputSpec& inputs,
                                                       const DenseOptimizerSpec& optimizer_spec,
-                                                      std::string text, std::uint64_t seed) {
+                                                      std::string text, std::uint64_t seed,
+                                                      std::uint64_t most_bytes) {
   TERRACE_ASSIGN_OR_RETURN(DenseOptimizer optimizer, DenseOptimizer::Create(optimizer_spec));
   TERRACE_ASSIGN_OR_RETURN(Subgraph subgraph, Subgraph::Whole(graph.get()));
   std::unique_ptr<GraphNetwork> network(
@@ -118,6 +120,13 @@ Result<std::unique_ptr<Network>> GraphNetwork::Create(std::unique_ptr<Graph> gra
   network->FindFirstLayer();
   const auto buffers = 2 + static_cast<std::uint64_t>(network->optimizer_.moments());
   const std::uint64_t floats = AlignToBlock(network->parameter_floats());
+  if (buffers * floats > most_bytes / sizeof(float)) {
+    return InvalidArgumentError(
+        fmt::format("network.hidden: {} parameters take {} with gradients and optimizer state, "
+                    "more than the memory.budget of {}",
+                    FormatCount(network->parameter_floats()),
+                    FormatBytes(buffers * floats * sizeof(float)), FormatBytes(most_bytes)));
+  }
   TERRACE_ASSIGN_OR_RETURN(network->memory_,
                            HugeBuffer::Allocate(buffers * floats * sizeof(float)));
   network->block_square_sums_.assign(network->blocks(), 0.0);
@@ -261,6 +270,11 @@ double GraphNetwork::GradientSquareSum() {
   double sum = 0;
   for (const double block : block_square_sums_) sum += block;
   return sum;
+}
+
+double GraphNetwork::ClippedSquareSum() {
+  const double sum = GradientSquareSum(), scale = optimizer_.ClipScale(sum);
+  return scale == 1 ? sum : sum * scale * scale;
 }
 
 void GraphNetwork::ApplyGradients(const DenseStep& step, int part, int parts) {

@@ -21,7 +21,8 @@ class GraphNetwork : public Network {
   static Result<std::unique_ptr<Network>> Create(std::unique_ptr<Graph> graph,
                                                  const NetworkInputSpec& inputs,
                                                  const DenseOptimizerSpec& optimizer,
-                                                 std::string text, std::uint64_t seed);
+                                                 std::string text, std::uint64_t seed,
+                                                 std::uint64_t most_bytes = ~std::uint64_t{0});
 
   const NetworkInputSpec& input_spec() const override { return inputs_; }
   std::uint32_t NextBlock(std::uint32_t left) const override;
@@ -32,6 +33,7 @@ class GraphNetwork : public Network {
                   bool add) override;
   void ReduceGradients(std::span<NetworkContext* const> contexts, int part, int parts) override;
   double GradientSquareSum() override;
+  double ClippedSquareSum() override;
   void ApplyGradients(const DenseStep& step, int part, int parts) override;
   void Advance() override { ++steps_; }
   std::span<const ParameterInfo> parameters() const override { return subgraph_.parameters(); }

@@ -1,6 +1,8 @@
 // Forward, input and weight gradient of a first layer by its distinct lines, against the same by
 // examples (oneDNN and GemmTransposedA over a pooled block): 26 slots, keys by Zipf 1.05 as in
 // benchmarks/end_to_end. CPU time of the thread; median and quartiles of the repetitions.
+//
+//   model_line_products_bench [--tiny] [--seed S]
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -12,6 +14,7 @@
 #include "terrace/base/clock.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
+#include "terrace/base/testing/bench_flags.h"
 #include "terrace/model/gemm.h"
 #include "terrace/model/line_products.h"
 #include "terrace/model/network.h"
@@ -76,8 +79,9 @@ double Median(bool tiny, const char* what, std::size_t examples, Work work) {
   return median;
 }
 
-bool Run(bool tiny, std::uint32_t examples, std::size_t dim, std::size_t width) {
-  Rng rng(7);
+bool Run(bool tiny, std::uint64_t seed, std::uint32_t examples, std::size_t dim,
+         std::size_t width) {
+  Rng rng(seed);
   std::vector<double> cumulative;
   for (std::size_t k = 1; k <= 100'000; ++k) {
     cumulative.push_back((cumulative.empty() ? 0 : cumulative.back()) +
@@ -154,15 +158,19 @@ bool Run(bool tiny, std::uint32_t examples, std::size_t dim, std::size_t width) 
 }
 
 int Main(int argc, char** argv) {
-  const bool tiny = argc > 1 && std::strcmp(argv[1], "--tiny") == 0;
+  bool tiny = false;
+  std::uint64_t seed = 0;
+  BenchFlags flags([&] { tiny = true; });
+  flags.AddSeed(&seed);
+  if (!flags.Parse(argc, argv)) return 2;
   PrepareComputeThread();
-  if (tiny) return Run(true, 128, 8, 48) ? 0 : 1;
+  if (tiny) return Run(true, seed, 128, 8, 48) ? 0 : 1;
   for (const std::size_t width : {64, 256, 1024}) {
     for (const std::uint32_t examples : {512u, 2048u}) {
-      if (!Run(false, examples, 16, width)) return 1;
+      if (!Run(false, seed, examples, 16, width)) return 1;
     }
   }
-  return Run(false, 2048, 32, 256) ? 0 : 1;
+  return Run(false, seed, 2048, 32, 256) ? 0 : 1;
 }
 
 }  // namespace

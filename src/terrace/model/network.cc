@@ -83,14 +83,15 @@ std::string Describe(const NetworkSpec& spec, const NetworkInputSpec& inputs) {
 }  // namespace
 
 Result<std::unique_ptr<Network>> CreateNetwork(const NetworkSpec& spec,
-                                               const NetworkInputSpec& inputs, std::uint64_t seed) {
+                                               const NetworkInputSpec& inputs, std::uint64_t seed,
+                                               std::uint64_t most_bytes) {
   if (spec.type != "dnn") {
     return InvalidArgumentError(
         fmt::format("network.type is \"{}\"; the known type is dnn", spec.type));
   }
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<Graph> graph, BuildDnn(spec, inputs));
   return GraphNetwork::Create(std::move(graph), inputs, spec.optimizer, Describe(spec, inputs),
-                              seed);
+                              seed, most_bytes);
 }
 
 }  // namespace terrace

@@ -124,6 +124,8 @@ class Network {
   // After all parts: sum of squares of the reduced gradient in double, in a fixed order. NaN or Inf
   // tells a bad gradient.
   virtual double GradientSquareSum() = 0;
+  // The same of the gradient as ApplyGradients takes it, after clip_norm.
+  virtual double ClippedSquareSum() { return GradientSquareSum(); }
   // Applies clip_norm (of the whole gradient), l2 and the optimizer, in parts as above. Starts
   // after all parts of ReduceGradients; Advance() once after all parts.
   virtual void ApplyGradients(const DenseStep& step, int part, int parts) = 0;
@@ -159,9 +161,11 @@ struct NetworkSpec {
 };
 
 // Starts each parameter as a function of (seed, name, element index): weights He-uniform by fan-in,
-// biases zero. kInvalidArgument: an unknown type, a width of 0.
+// biases zero. kInvalidArgument: an unknown type, a width of 0, ParameterBytes() beyond most_bytes,
+// which is told before they are taken.
 Result<std::unique_ptr<Network>> CreateNetwork(const NetworkSpec& spec,
-                                               const NetworkInputSpec& inputs, std::uint64_t seed);
+                                               const NetworkInputSpec& inputs, std::uint64_t seed,
+                                               std::uint64_t most_bytes = ~std::uint64_t{0});
 
 // Tells torch and the BLAS below it to use one thread, the caller's: slices run on the trainer's
 // own threads. Called once by every thread that runs a context.

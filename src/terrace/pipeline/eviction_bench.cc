@@ -48,6 +48,7 @@ struct Settings {
   std::uint32_t minibatch = 2048;  // A batch is cut between mini-batches.
   std::uint64_t sets = 3;          // Working sets pinned at a time: depth 2.
   std::string only;                // A trace's name; empty: all.
+  std::uint64_t seed = 0;          // Of the generated logs.
   std::string real_folder = TERRACE_REAL_DATA_DIR;
 };
 
@@ -104,12 +105,13 @@ Log MakeDriftingLog(const Settings& settings, double zipf, std::uint64_t life) {
   LogBuilder log;
   for (std::uint64_t first = 0; first < settings.examples; first += settings.minibatch) {
     for (std::uint32_t slot = 0; slot < kSlots; ++slot) {
+      const std::uint64_t of_slot = HashCombine(settings.seed, slot);
       for (std::uint64_t i = 0; i < hashes.size(); ++i) {
-        hashes[i] = HashCombine(slot, first + i);
+        hashes[i] = HashCombine(of_slot, first + i);
       }
       sampler.Sample(hashes.data(), hashes.size(), ranks.data());
       for (std::uint64_t i = 0; i < hashes.size(); ++i) {
-        const std::uint64_t place = HashCombine(slot, ranks[i]);
+        const std::uint64_t place = HashCombine(of_slot, ranks[i]);
         const std::uint64_t generation = (first + i + place % life) / life;
         log.Add(HashCombine(place, generation));
       }
@@ -255,6 +257,7 @@ class PolicyRun {
         watch_.Start();
         const std::size_t count =
             policy_->TakeVictims(std::min(kVictims, keys.size() - fresh.size()), victims.data());
+        policy_->Leave({victims.data(), count});
         watch_.Stop();
         Require(count > 0, "no victim, though not every row is pinned");
         for (std::size_t i = 0; i < count; ++i) {
@@ -411,6 +414,7 @@ DataOptions Generated(const Settings& settings, double zipf) {
   options.rows = settings.examples;
   options.cardinality = settings.cardinality;
   options.zipf = zipf;
+  options.log_seed = settings.seed;
   return options;
 }
 
@@ -487,6 +491,7 @@ int main(int argc, char** argv) {
   flags.Add("minibatch", &settings.minibatch);
   flags.Add("sets", &settings.sets);
   flags.Add("trace", &settings.only);
+  flags.AddSeed(&settings.seed);
   if (!flags.Parse(argc, argv)) return 2;
   if (settings.examples < 1024 || settings.minibatch == 0 || settings.sets == 0 ||
       settings.batch < settings.minibatch) {

@@ -1,7 +1,7 @@
 // hot_files_bench: what it is worth to write hot rows into files of their own. Generated click logs
 // are trained through a cache and a store, whose files lie in --folder, with hot rows together with
 // the others and apart, by each eviction policy; every few batches are a checkpoint. All figures
-// are counts of the second half of the log and the same in every run: nothing runs in the
+// are counts of the second half of the log and the same in every run of a seed: nothing runs in the
 // background, and no time is taken. What a read costs is said in bytes: those that were read and,
 // for each request, as many as the gap that a request is worth (docs/decisions/reads.md). --tiny
 // checks the rows and that either way as many are read and written.
@@ -9,6 +9,7 @@
 //   hot_files_bench [--tiny] [--folder F] [--examples N] [--cardinality N] [--zipf-percent P]
 //                   [--batch N] [--checkpoint-batches N] [--row-bytes B] [--cache-kib N]
 //                   [--buffer-kib N] [--file-kib N] [--gap BYTES] [--group 0|1] [--policy NAME]
+//                   [--seed N]
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -43,7 +44,8 @@ struct Settings {
   std::uint64_t file_kib = 2048;
   std::uint64_t gap = StoreOptions().merge_gap_bytes;
   std::uint64_t group = 0;
-  std::string policy;  // Empty: all.
+  std::string policy;      // Empty: all.
+  std::uint64_t seed = 0;  // Of the log.
 };
 
 template <typename T>
@@ -114,6 +116,7 @@ class Training {
     data.rows = settings_.examples;
     data.cardinality = settings_.cardinality;
     data.zipf = static_cast<double>(settings_.zipf_percent) / 100;
+    data.log_seed = settings_.seed;
     const auto source = Require(OpenSource(fs_, data));
     std::uint64_t examples = 0, batches = 0;
     StoreStats start;
@@ -255,6 +258,7 @@ int main(int argc, char** argv) {
   flags.Add("gap", &settings.gap);
   flags.Add("group", &settings.group);
   flags.Add("policy", &settings.policy);
+  flags.AddSeed(&settings.seed);
   if (!flags.Parse(argc, argv)) return 2;
   if (settings.batch == 0 || settings.checkpoint_batches == 0 || settings.row_bytes < 8 ||
       settings.examples < std::uint64_t{4} * settings.batch * settings.checkpoint_batches) {

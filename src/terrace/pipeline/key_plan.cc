@@ -69,11 +69,9 @@ class KeyPlanner::KeyMap {
 
 // An occurrence goes to the map of its mini-batch, which lies in the second cache; only the first
 // of a key there goes on to the map of the set.
-struct KeyPlanner::TableMaps {
-  KeyMap minibatch;  // Local rows.
-  KeyMap set;        // Working rows.
-  // Scratch of one mini-batch:
-  std::size_t occurrences = 0;
+struct KeyPlanner::TableScratch {
+  KeyMap map;                         // Local rows.
+  std::size_t occurrences = 0;        // Of the mini-batch.
   std::uint32_t key_count = 0;        // Local rows.
   std::vector<Key> keys;              // (local rows, and one more at least)
   std::vector<std::uint32_t> counts;  // (local rows)
@@ -81,7 +79,7 @@ struct KeyPlanner::TableMaps {
   // The number of `key` in the mini-batch; a new one is the next of `count`. Whether a key is new
   // is anyone's guess: without a branch nothing is lost on a wrong one.
   std::uint32_t LocalRow(Key key, std::uint64_t hash, std::uint32_t stamp, std::uint32_t* count) {
-    KeyMap::Slot* slot = minibatch.Find(key, hash, stamp);
+    KeyMap::Slot* slot = map.Find(key, hash, stamp);
     const bool fresh = slot->stamp != stamp;
     const std::uint32_t number = fresh ? *count : slot->number;
     *slot = {key, stamp, number};
@@ -89,53 +87,87 @@ struct KeyPlanner::TableMaps {
     *count += fresh ? 1 : 0;
     return number;
   }
-
-  // Slots for so many occurrences, at most five sixths of them full, and most often a third.
-  static std::uint64_t MinibatchSlots(std::size_t occurrences) {
-    return occurrences + occurrences / 5 + 1;
+  std::uint64_t MapBytesAfter() const { return map.BytesAfter(MapSlots()); }
+  std::uint64_t MemoryBytes() const {
+    return map.MemoryBytes() + keys.capacity() * sizeof(Key) +
+           counts.capacity() * sizeof(std::uint32_t);
   }
-  // Slots for so many keys, at most half of them full.
-  static std::uint64_t SetSlots(std::size_t keys) { return 2 * std::uint64_t{keys}; }
+  // When the mini-batch has been planned.
+  std::uint64_t BytesAfter() const {
+    return MapBytesAfter() + std::max(keys.capacity(), occurrences + 1) * sizeof(Key) +
+           std::max(counts.capacity(), occurrences + 1) * sizeof(std::uint32_t);
+  }
+  // For so many occurrences, at most five sixths of them full, and most often a third.
+  std::uint64_t MapSlots() const { return occurrences + occurrences / 5 + 1; }
 };
+
+// A mini-batch, and what is found of it.
+struct KeyPlanner::Lane {
+  std::uint32_t begin = 0, end = 0;  // Examples.
+  std::uint32_t stamp = 0;
+  std::uint32_t number = 0;                 // Of the item's mini-batches.
+  std::size_t first_key = 0, last_key = 0;  // Of the batch.
+  std::size_t local_at = 0;                 // Of the item's local rows.
+  std::vector<TableScratch> tables;         // (tables)
+  // Where its parts of a table's lists begin; (tables).
+  std::vector<std::size_t> row_at, occurrence_at;
+};
+
+namespace {
+// Of the map of a set with so many keys, at most half of them full.
+std::uint64_t SetSlots(std::size_t keys) { return 2 * std::uint64_t{keys}; }
+}  // namespace
 
 // With one table every occurrence goes to the same map, which may have left the second cache for a
 // while.
 void KeyPlanner::FindLocalRowsOfTable(std::span<const Key> keys, std::uint32_t stamp,
-                                      TableMaps* maps, std::uint32_t* local_row) {
+                                      TableScratch* scratch, std::uint32_t* local_row) {
   constexpr std::size_t kAhead = 16;  // Occurrences.
   std::uint64_t hashes[kAhead];
   std::uint32_t count = 0;
   const auto prefetch = [&](std::size_t k) {
     hashes[k % kAhead] = MixKey(keys[k]);
-    maps->minibatch.Prefetch(hashes[k % kAhead]);
+    scratch->map.Prefetch(hashes[k % kAhead]);
   };
   for (std::size_t k = 0; k < std::min(kAhead, keys.size()); ++k) prefetch(k);
   for (std::size_t k = 0; k < keys.size(); ++k) {
     const std::uint64_t hash = hashes[k % kAhead];
     if (k + kAhead < keys.size()) prefetch(k + kAhead);
-    local_row[k] = maps->LocalRow(keys[k], hash, stamp, &count);
+    local_row[k] = scratch->LocalRow(keys[k], hash, stamp, &count);
   }
-  maps->key_count = count;
+  scratch->key_count = count;
 }
 
 KeyPlanner::KeyPlanner(std::vector<PlannedSlot> slots, std::size_t tables,
-                       std::uint32_t minibatch_size, std::uint64_t max_bytes)
+                       std::uint32_t minibatch_size, std::uint64_t max_bytes, PlanThreads threads)
     : slots_(std::move(slots)),
       tables_(tables),
       minibatch_size_(minibatch_size),
       max_bytes_(max_bytes),
+      max_lane_bytes_(threads.max_bytes),
       any_mean_(std::any_of(slots_.begin(), slots_.end(),
                             [](const PlannedSlot& slot) { return slot.mean; })) {
-  for (std::size_t t = 0; t < tables; ++t) maps_.push_back(std::make_unique<TableMaps>());
+  TERRACE_CHECK(threads.count > 0);
+  for (std::size_t t = 0; t < tables; ++t) set_maps_.push_back(std::make_unique<KeyMap>());
+  for (int i = 0; i < threads.count; ++i) {
+    lanes_.push_back(std::make_unique<Lane>());
+    lanes_.back()->tables = std::vector<TableScratch>(tables);
+    lanes_.back()->row_at.resize(tables);
+    lanes_.back()->occurrence_at.resize(tables);
+  }
+  if (threads.count > 1) {
+    workers_ = std::make_unique<WorkerGroup>("plan-", threads.count, std::move(threads.on_start),
+                                             ThreadPriority::kYielding);
+  }
 }
 
 KeyPlanner::~KeyPlanner() = default;
 
 std::uint64_t KeyPlanner::MemoryBytes() const {
   std::uint64_t bytes = 0;
-  for (const auto& maps : maps_) {
-    bytes += maps->minibatch.MemoryBytes() + maps->set.MemoryBytes() +
-             maps->keys.capacity() * sizeof(Key) + maps->counts.capacity() * sizeof(std::uint32_t);
+  for (const auto& set : set_maps_) bytes += set->MemoryBytes();
+  for (const auto& lane : lanes_) {
+    for (const TableScratch& scratch : lane->tables) bytes += scratch.MemoryBytes();
   }
   return bytes;
 }
@@ -148,9 +180,9 @@ Result<std::unique_ptr<WorkItem>> KeyPlanner::Plan(std::shared_ptr<const Batch> 
   TERRACE_CHECK(max_minibatches > 0 && first_example < batch->examples);
   TERRACE_CHECK(batch->slots == slots_.size());
   if (minibatch_stamp_ > 0xf0000000u) {  // Stamps start again before they wrap; sets are fewer.
-    for (auto& maps : maps_) {
-      maps->minibatch.Clear();
-      maps->set.Clear();
+    for (auto& set : set_maps_) set->Clear();
+    for (auto& lane : lanes_) {
+      for (TableScratch& scratch : lane->tables) scratch.map.Clear();
     }
     minibatch_stamp_ = set_stamp_ = 0;
   }
@@ -164,57 +196,103 @@ Result<std::unique_ptr<WorkItem>> KeyPlanner::Plan(std::shared_ptr<const Batch> 
   const std::size_t key_count =
       batch->keys.size() - batch->key_begin[std::size_t{first_example} * batch->slots];
   item->local_row.reserve(key_count);
+  const std::uint32_t examples = batch->examples - first_example;
+  const std::uint32_t minibatches = std::min(
+      max_minibatches, examples / minibatch_size_ + (examples % minibatch_size_ > 0 ? 1 : 0));
   for (TableWork& table : item->tables) {
+    table.key_end.reserve(minibatches);
+    table.row_begin.reserve(minibatches + 1);
+    table.occurrence_begin.reserve(minibatches + 1);
     table.row_begin.push_back(0);
     table.occurrence_begin.push_back(0);
   }
   item->batch = std::move(batch);
-  // The first mini-batch of an item that resumes inside a mini-batch is shorter: mini-batches are
-  // counted from the start of the epoch, and the reader cuts batches at their boundaries.
   while (item->end_example < item->batch->examples && item->minibatches < max_minibatches) {
-    const std::uint32_t begin = item->end_example;
-    const std::uint32_t end = std::min(begin + minibatch_size_, item->batch->examples);
-    CountOccurrences(*item->batch, begin, end);
-    if (item->minibatches > 0 && !HasMemoryFor(*item)) break;
+    TERRACE_ASSIGN_OR_RETURN(const std::size_t lanes, FillLanes(*item, max_minibatches));
+    if (lanes == 0) break;
     std::uint32_t full_table = 0;
-    TERRACE_ASSIGN_OR_RETURN(const bool fits,
-                             AddMinibatch(item.get(), begin, end, max_rows, &full_table));
-    if (!fits) {
-      if (item->minibatches > 0) break;
-      return OutOfMemoryError(fmt::format(
-          "the distinct rows of one mini-batch of {} examples are more than the {} rows "
-          "of table number {} that the memory budget holds",
-          end - begin, max_rows[full_table], full_table));
-    }
-    item->end_example = end;
-    ++item->minibatches;
+    TERRACE_ASSIGN_OR_RETURN(const std::size_t added,
+                             AddMinibatches(item.get(), lanes, max_rows, &full_table));
+    if (added == lanes) continue;
+    if (item->minibatches > 0) break;
+    return OutOfMemoryError(
+        fmt::format("the distinct rows of one mini-batch of {} examples are more than the {} rows "
+                    "of table number {} that the memory budget holds",
+                    lanes_[0]->end - lanes_[0]->begin, max_rows[full_table], full_table));
   }
   item->last_of_batch = item->end_example == item->batch->examples;
   return item;
 }
 
-void KeyPlanner::CountOccurrences(const Batch& batch, std::uint32_t begin, std::uint32_t end) {
+Result<std::size_t> KeyPlanner::FillLanes(const WorkItem& item, std::uint32_t max_minibatches) {
+  const Batch& batch = *item.batch;
   const std::size_t slots = slots_.size();
-  const std::uint32_t* key_begin = batch.key_begin.data() + std::size_t{begin} * slots;
-  const std::size_t cells = std::size_t{end - begin} * slots;
-  for (auto& maps : maps_) maps->occurrences = 0;
+  std::uint32_t begin = item.end_example;
+  std::size_t lanes = 0;
+  // The first mini-batch of an item that resumes inside a mini-batch is shorter: mini-batches are
+  // counted from the start of the epoch, and the reader cuts batches at their boundaries.
+  while (lanes < lanes_.size() && begin < batch.examples &&
+         item.minibatches + lanes < max_minibatches) {
+    Lane& lane = *lanes_[lanes];
+    lane.begin = begin;
+    lane.end = std::min(begin + minibatch_size_, batch.examples);
+    lane.first_key = batch.key_begin[std::size_t{lane.begin} * slots];
+    lane.last_key = batch.key_begin[std::size_t{lane.end} * slots];
+    CountOccurrences(batch, &lane);
+    if (lanes > 0 && !MayUse(lanes + 1)) break;
+    if (item.minibatches + lanes > 0 && !HasMemoryFor(item, lanes + 1)) break;
+    lane.stamp = ++minibatch_stamp_;
+    for (TableScratch& scratch : lane.tables) {
+      scratch.key_count = 0;
+      if (scratch.keys.size() <= scratch.occurrences) {
+        scratch.keys.reserve(scratch.occurrences + 1);  // No more.
+        scratch.keys.resize(scratch.occurrences + 1);
+      }
+      TERRACE_RETURN_IF_ERROR(scratch.map.Reserve(scratch.MapSlots(), lane.stamp));
+    }
+    begin = lane.end;
+    ++lanes;
+  }
+  return lanes;
+}
+
+void KeyPlanner::CountOccurrences(const Batch& batch, Lane* lane) const {
   if (tables_ == 1) {
-    maps_[0]->occurrences = key_begin[cells] - key_begin[0];
+    lane->tables[0].occurrences = lane->last_key - lane->first_key;
     return;
   }
+  for (TableScratch& scratch : lane->tables) scratch.occurrences = 0;
+  const std::size_t slots = slots_.size();
+  const std::uint32_t* key_begin = batch.key_begin.data() + std::size_t{lane->begin} * slots;
+  const std::size_t cells = std::size_t{lane->end - lane->begin} * slots;
   for (std::size_t cell = 0; cell < cells; ++cell) {
-    maps_[slots_[cell % slots].table]->occurrences += key_begin[cell + 1] - key_begin[cell];
+    lane->tables[slots_[cell % slots].table].occurrences += key_begin[cell + 1] - key_begin[cell];
   }
 }
 
-bool KeyPlanner::HasMemoryFor(const WorkItem& item) const {
+bool KeyPlanner::MayUse(std::size_t lanes) const {
+  // Below, threads would take longer to wake than to plan.
+  constexpr std::size_t kLeastKeys = 4096;
+  if (lanes_[0]->last_key - lanes_[0]->first_key < kLeastKeys) return false;
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 1; i < lanes_.size(); ++i) {
+    for (const TableScratch& scratch : lanes_[i]->tables) {
+      bytes += i < lanes ? scratch.BytesAfter() : scratch.MemoryBytes();
+    }
+  }
+  return bytes <= max_lane_bytes_;
+}
+
+bool KeyPlanner::HasMemoryFor(const WorkItem& item, std::size_t lanes) const {
   std::uint64_t bytes = item.UsedBytes();
   for (std::size_t t = 0; t < tables_; ++t) {
-    const TableMaps& maps = *maps_[t];
-    bytes +=
-        maps.occurrences * kMostOccurrenceBytes +
-        maps.minibatch.BytesAfter(TableMaps::MinibatchSlots(maps.occurrences)) +
-        maps.set.BytesAfter(TableMaps::SetSlots(item.tables[t].keys.size() + maps.occurrences));
+    std::uint64_t occurrences = 0, map_bytes = 0;
+    for (std::size_t i = 0; i < lanes; ++i) {
+      occurrences += lanes_[i]->tables[t].occurrences;
+      map_bytes = std::max(map_bytes, lanes_[i]->tables[t].MapBytesAfter());
+    }
+    bytes += lanes * kMinibatchBytes + occurrences * kMostOccurrenceBytes + map_bytes +
+             set_maps_[t]->BytesAfter(SetSlots(item.tables[t].keys.size() + occurrences));
   }
   return bytes <= max_bytes_;
 }
@@ -236,82 +314,106 @@ void KeyPlanner::Recycle(std::unique_ptr<WorkItem> item) {
   if (spare_.size() < 2) spare_.push_back(std::move(item));
 }
 
-Result<bool> KeyPlanner::AddMinibatch(WorkItem* item, std::uint32_t begin, std::uint32_t end,
-                                      std::span<const std::size_t> max_rows,
-                                      std::uint32_t* full_table) {
-  const Batch& batch = *item->batch;
-  std::vector<std::size_t> keys_before;
-  std::vector<std::size_t> rows_before;
-  ++minibatch_stamp_;
-  for (std::size_t t = 0; t < tables_; ++t) {
-    TableMaps& maps = *maps_[t];
-    keys_before.push_back(item->tables[t].keys.size());
-    rows_before.push_back(item->tables[t].rows.size());
-    maps.key_count = 0;
-    if (maps.keys.size() <= maps.occurrences) maps.keys.resize(maps.occurrences + 1);
-    TERRACE_RETURN_IF_ERROR(
-        maps.minibatch.Reserve(TableMaps::MinibatchSlots(maps.occurrences), minibatch_stamp_));
-  }
-  const std::size_t local_before = item->local_row.size();
-  FindLocalRows(batch, begin, end, item);
-  for (std::uint32_t t = 0; t < tables_; ++t) {
-    TERRACE_RETURN_IF_ERROR(FindWorkingRows(maps_[t].get(), &item->tables[t]));
-    if (item->tables[t].keys.size() <= max_rows[t]) continue;
-    // The keys of this mini-batch stay in the map of a set that ends here.
-    for (std::size_t u = 0; u <= t; ++u) {
-      item->tables[u].keys.resize(keys_before[u]);
-      item->tables[u].rows.resize(rows_before[u]);
-    }
-    item->local_row.resize(local_before);
-    *full_table = t;
-    return false;
-  }
-  Invert(batch, begin, end, item);
-  return true;
+void KeyPlanner::OnLanes(std::size_t lanes, const std::function<void(Lane*)>& task) {
+  if (lanes == 1) return task(lanes_[0].get());
+  workers_->Run(static_cast<int>(lanes),
+                [&](int lane) { task(lanes_[static_cast<std::size_t>(lane)].get()); });
 }
 
-void KeyPlanner::FindLocalRows(const Batch& batch, std::uint32_t begin, std::uint32_t end,
-                               WorkItem* item) {
-  const std::size_t slots = slots_.size();
-  const std::uint32_t* key_begin = batch.key_begin.data() + std::size_t{begin} * slots;
-  const std::size_t first = key_begin[0];
-  const std::size_t last = batch.key_begin[std::size_t{end} * slots];
-  const std::size_t local_at = item->local_row.size();
-  item->local_row.resize(local_at + (last - first));
-  std::uint32_t* local_row = item->local_row.data() + local_at;
-  const std::span<const Key> keys(batch.keys.data() + first, last - first);
+Result<std::size_t> KeyPlanner::AddMinibatches(WorkItem* item, std::size_t lanes,
+                                               std::span<const std::size_t> max_rows,
+                                               std::uint32_t* full_table) {
+  const Batch& batch = *item->batch;
+  for (std::size_t i = 0; i < lanes; ++i) {
+    Lane& lane = *lanes_[i];
+    lane.local_at = item->local_row.size();
+    item->local_row.resize(lane.local_at + (lane.last_key - lane.first_key));
+  }
+  OnLanes(lanes,
+          [&](Lane* lane) { FindLocalRows(batch, lane, item->local_row.data() + lane->local_at); });
+  std::size_t added = 0;
+  bool fits = true;
+  for (; added < lanes && fits; added += fits ? 1 : 0) {
+    Lane& lane = *lanes_[added];
+    std::vector<std::size_t> keys_before;
+    for (std::uint32_t t = 0; t < tables_ && fits; ++t) {
+      TableWork& table = item->tables[t];
+      keys_before.push_back(table.keys.size());
+      lane.row_at[t] = table.rows.size();
+      lane.occurrence_at[t] = table.occurrence_begin.back();
+      TERRACE_RETURN_IF_ERROR(FindWorkingRows(lane.tables[t], set_maps_[t].get(), &table));
+      fits = table.keys.size() <= max_rows[t];
+      if (!fits) *full_table = t;
+    }
+    if (!fits) {
+      // The keys of this mini-batch stay in the map of a set that ends here.
+      for (std::size_t u = 0; u < keys_before.size(); ++u) {
+        item->tables[u].keys.resize(keys_before[u]);
+        item->tables[u].rows.resize(lane.row_at[u]);
+      }
+      item->local_row.resize(lane.local_at);
+      break;
+    }
+    for (std::uint32_t t = 0; t < tables_; ++t) {
+      TableWork& table = item->tables[t];
+      const std::size_t end = lane.occurrence_at[t] + lane.tables[t].occurrences;
+      table.key_end.push_back(static_cast<std::uint32_t>(table.keys.size()));
+      table.row_begin.push_back(static_cast<std::uint32_t>(table.rows.size()));
+      table.occurrence_begin.push_back(static_cast<std::uint32_t>(end));
+    }
+    item->end_example = lane.end;
+    lane.number = item->minibatches++;
+  }
+  if (added == 0) return added;
+  const bool values = any_mean_ || !batch.values.empty();
+  for (TableWork& table : item->tables) {
+    table.inverse_begin.resize(table.rows.size() + item->minibatches);
+    table.example.resize(table.occurrence_begin.back());
+    table.input_offset.resize(table.occurrence_begin.back());
+    if (values) table.value.resize(table.occurrence_begin.back());
+  }
+  OnLanes(added, [&](Lane* lane) { Invert(lane, item); });
+  return added;
+}
+
+void KeyPlanner::FindLocalRows(const Batch& batch, Lane* lane, std::uint32_t* local_row) const {
+  const std::span<const Key> keys(batch.keys.data() + lane->first_key,
+                                  lane->last_key - lane->first_key);
   if (tables_ == 1) {
-    FindLocalRowsOfTable(keys, minibatch_stamp_, maps_[0].get(), local_row);
+    FindLocalRowsOfTable(keys, lane->stamp, &lane->tables[0], local_row);
     return;
   }
+  const std::size_t slots = slots_.size();
+  const std::uint32_t* key_begin = batch.key_begin.data() + std::size_t{lane->begin} * slots;
   std::size_t cell = 0;  // example * slots + slot
   for (std::size_t k = 0; k < keys.size(); ++k) {
-    while (key_begin[cell + 1] <= first + k) ++cell;
-    TableMaps& maps = *maps_[slots_[cell % slots].table];
-    local_row[k] = maps.LocalRow(keys[k], MixKey(keys[k]), minibatch_stamp_, &maps.key_count);
+    while (key_begin[cell + 1] <= lane->first_key + k) ++cell;
+    TableScratch& scratch = lane->tables[slots_[cell % slots].table];
+    local_row[k] = scratch.LocalRow(keys[k], MixKey(keys[k]), lane->stamp, &scratch.key_count);
   }
 }
 
-Status KeyPlanner::FindWorkingRows(TableMaps* maps, TableWork* table) {
-  const std::size_t count = maps->key_count;
+Status KeyPlanner::FindWorkingRows(const TableScratch& scratch, KeyMap* set,
+                                   TableWork* table) const {
+  const std::size_t count = scratch.key_count;
   const std::size_t known = table->keys.size();
-  TERRACE_RETURN_IF_ERROR(maps->set.Reserve(TableMaps::SetSlots(known + count), set_stamp_));
+  TERRACE_RETURN_IF_ERROR(set->Reserve(SetSlots(known + count), set_stamp_));
   table->keys.resize(known + count + 1);  // One more, which is written and never read.
   const std::size_t rows = table->rows.size();
   table->rows.resize(rows + count);
   std::size_t next = known;
   constexpr std::size_t kAhead = 16;  // Keys; hides one miss of the map.
-  const Key* keys = maps->keys.data();
+  const Key* keys = scratch.keys.data();
   std::uint64_t hashes[kAhead];
   auto prefetch = [&](std::size_t k) {
     hashes[k % kAhead] = MixKey(keys[k]);
-    maps->set.Prefetch(hashes[k % kAhead]);
+    set->Prefetch(hashes[k % kAhead]);
   };
   for (std::size_t k = 0; k < std::min(kAhead, count); ++k) prefetch(k);
   for (std::size_t k = 0; k < count; ++k) {
     const std::uint64_t hash = hashes[k % kAhead];
     if (k + kAhead < count) prefetch(k + kAhead);
-    KeyMap::Slot* slot = maps->set.Find(keys[k], hash, set_stamp_);
+    KeyMap::Slot* slot = set->Find(keys[k], hash, set_stamp_);
     const bool fresh = slot->stamp != set_stamp_;
     const std::uint32_t number = fresh ? static_cast<std::uint32_t>(next) : slot->number;
     *slot = {keys[k], set_stamp_, number};
@@ -323,66 +425,54 @@ Status KeyPlanner::FindWorkingRows(TableMaps* maps, TableWork* table) {
   return OkStatus();
 }
 
-void KeyPlanner::Invert(const Batch& batch, std::uint32_t begin, std::uint32_t end,
-                        WorkItem* item) {
+void KeyPlanner::Invert(Lane* lane, WorkItem* item) const {
+  const Batch& batch = *item->batch;
   const std::size_t slots = slots_.size();
-  const std::uint32_t* key_begin = batch.key_begin.data() + std::size_t{begin} * slots;
-  const std::size_t first = key_begin[0];
-  const std::size_t last = batch.key_begin[std::size_t{end} * slots];
-  const std::uint32_t* local_row =
-      item->local_row.data() + (item->local_row.size() - (last - first));
+  const std::uint32_t* key_begin = batch.key_begin.data() + std::size_t{lane->begin} * slots;
+  const std::size_t first = lane->first_key, last = lane->last_key;
+  const std::uint32_t examples = lane->end - lane->begin;
+  const std::uint32_t* local_row = item->local_row.data() + lane->local_at;
   const bool values = any_mean_ || !batch.values.empty();
 
   // Counting sort by local row; within a row the order of occurrences stays.
-  for (std::size_t t = 0; t < tables_; ++t) {
-    TableWork& table = item->tables[t];
-    maps_[t]->counts.assign(table.rows.size() - table.row_begin.back() + 1, 0);
-  }
+  for (TableScratch& scratch : lane->tables) scratch.counts.assign(scratch.key_count + 1, 0);
   if (tables_ == 1) {
-    std::uint32_t* counts = maps_[0]->counts.data();
+    std::uint32_t* counts = lane->tables[0].counts.data();
     for (std::size_t i = 0; i < last - first; ++i) ++counts[local_row[i] + 1];
   } else {
-    for (std::uint32_t e = 0; e < end - begin; ++e) {
+    for (std::uint32_t e = 0; e < examples; ++e) {
       for (std::size_t s = 0; s < slots; ++s) {
         const std::size_t cell = e * slots + s;
-        std::uint32_t* counts = maps_[slots_[s].table]->counts.data();
+        std::uint32_t* counts = lane->tables[slots_[s].table].counts.data();
         for (std::size_t k = key_begin[cell]; k < key_begin[cell + 1]; ++k)
           ++counts[local_row[k - first] + 1];
       }
     }
   }
   for (std::size_t t = 0; t < tables_; ++t) {
-    TableWork& table = item->tables[t];
-    std::vector<std::uint32_t>& counts = maps_[t]->counts;
+    std::vector<std::uint32_t>& counts = lane->tables[t].counts;
     for (std::size_t r = 1; r < counts.size(); ++r) counts[r] += counts[r - 1];
-    table.inverse_begin.insert(table.inverse_begin.end(), counts.begin(), counts.end());
-    const std::size_t total = table.occurrence_begin.back() + counts.back();
-    table.example.resize(total);
-    table.input_offset.resize(total);
-    if (values) table.value.resize(total);
+    std::copy(counts.begin(), counts.end(),
+              item->tables[t].inverse_begin.begin() +
+                  static_cast<std::ptrdiff_t>(lane->row_at[t] + lane->number));
   }
   std::size_t cell = 0;
-  for (std::uint32_t e = 0; e < end - begin; ++e) {
+  for (std::uint32_t e = 0; e < examples; ++e) {
     for (std::size_t s = 0; s < slots; ++s, ++cell) {
       const PlannedSlot& slot = slots_[s];
       TableWork& table = item->tables[slot.table];
-      std::uint32_t* next =
-          maps_[slot.table]->counts.data();  // Of each row: where its next occurrence goes.
-      const std::size_t base = table.occurrence_begin.back();
-      const float share =
-          slot.mean ? 1.0f / static_cast<float>(key_begin[cell + 1] - key_begin[cell]) : 1.0f;
+      // Of each row: where its next occurrence goes.
+      std::uint32_t* next = lane->tables[slot.table].counts.data();
+      const std::size_t base = lane->occurrence_at[slot.table];
+      const float keys =
+          slot.mean ? static_cast<float>(key_begin[cell + 1] - key_begin[cell]) : 1.0f;
       for (std::size_t k = key_begin[cell]; k < key_begin[cell + 1]; ++k) {
         const std::size_t at = base + next[local_row[k - first]]++;
         table.example[at] = e;
         table.input_offset[at] = slot.input_offset;
-        if (values) table.value[at] = share * (batch.values.empty() ? 1.0f : batch.values[k]);
+        if (values) table.value[at] = (batch.values.empty() ? 1.0f : batch.values[k]) / keys;
       }
     }
-  }
-  for (TableWork& table : item->tables) {
-    table.key_end.push_back(static_cast<std::uint32_t>(table.keys.size()));
-    table.row_begin.push_back(static_cast<std::uint32_t>(table.rows.size()));
-    table.occurrence_begin.push_back(static_cast<std::uint32_t>(table.example.size()));
   }
 }
 

@@ -56,8 +56,8 @@ void CheckItem(const WorkItem& item, const std::vector<PlannedSlot>& slots) {
             ASSERT_LT(local, rows);
             ASSERT_EQ(table.keys[table.rows[table.row_begin[m] + local]], batch.keys[k]);
             distinct.insert(batch.keys[k]);
-            const float value = (slots[s].mean ? 1.0f / static_cast<float>(count) : 1.0f) *
-                                (batch.values.empty() ? 1.0f : batch.values[k]);
+            const float value = (batch.values.empty() ? 1.0f : batch.values[k]) /
+                                (slots[s].mean ? static_cast<float>(count) : 1.0f);
             expected[local].emplace_back(e - item.MinibatchBegin(m), slots[s].input_offset, value);
           }
         }
@@ -124,6 +124,60 @@ TEST(KeyPlanner, CutsAtAMinibatchWhatDoesNotFit) {
   EXPECT_GT(items, 5);
 }
 
+// What each set is, up to the end of the batch.
+std::vector<std::unique_ptr<WorkItem>> PlanAll(KeyPlanner* planner,
+                                               const std::shared_ptr<const Batch>& batch,
+                                               std::span<const std::size_t> limits,
+                                               std::uint32_t max_minibatches) {
+  std::vector<std::unique_ptr<WorkItem>> items;
+  std::uint32_t example = 0, minibatch = 0;
+  while (example < batch->examples) {
+    auto item = planner->Plan(batch, example, minibatch, limits, max_minibatches);
+    EXPECT_TRUE(item.ok()) << item.status().ToString();
+    if (!item.ok()) break;
+    example = (*item)->end_example;
+    minibatch += (*item)->minibatches;
+    items.push_back(std::move(item).value());
+  }
+  return items;
+}
+
+TEST(KeyPlanner, SeveralThreadsPlanTheSameSets) {
+  const std::vector<PlannedSlot> slots = {{0, 0, false}, {1, 8, true}, {0, 16, false}};
+  for (const std::size_t most :
+       {std::size_t{100'000}, std::size_t{6000}}) {  // The second one cuts.
+    // Maps for all threads, or for one beside the first.
+    for (const std::uint64_t lane_bytes : {std::uint64_t{10} << 20, std::uint64_t{400} << 10}) {
+      KeyPlanner one(slots, 2, 1024);
+      KeyPlanner three(slots, 2, 1024, ~std::uint64_t{0}, {.count = 3, .max_bytes = lane_bytes});
+      for (std::uint64_t seed = 0; seed < 4; ++seed) {
+        const auto batch = RandomBatch(seed, 10'330, 3, 20'000, seed % 2 == 0);
+        const std::uint32_t max_minibatches = seed < 2 ? ~0u : 5u;
+        const std::size_t limits[2] = {most, most};
+        const auto expected = PlanAll(&one, batch, limits, max_minibatches);
+        const auto planned = PlanAll(&three, batch, limits, max_minibatches);
+        ASSERT_EQ(planned.size(), expected.size());
+        if (most == 6000) {
+          EXPECT_GT(planned.size(), 2u);
+        }
+        for (std::size_t i = 0; i < planned.size(); ++i) {
+          EXPECT_EQ(planned[i]->end_example, expected[i]->end_example);
+          EXPECT_EQ(planned[i]->last_of_batch, expected[i]->last_of_batch);
+          EXPECT_EQ(planned[i]->local_row, expected[i]->local_row);
+          for (std::size_t t = 0; t < 2; ++t) {
+            EXPECT_EQ(planned[i]->tables[t].keys, expected[i]->tables[t].keys);
+            EXPECT_EQ(planned[i]->tables[t].rows, expected[i]->tables[t].rows);
+          }
+          CheckItem(*planned[i], slots);
+          if (HasFatalFailure()) return;
+        }
+      }
+      EXPECT_GT(three.cpu_seconds(), 0.0);
+      EXPECT_LE(three.MemoryBytes(), one.MemoryBytes() + lane_bytes);
+    }
+  }
+}
+
 TEST(KeyPlanner, CutsAtAMinibatchWhatTakesTooMuchMemory) {
   constexpr std::uint64_t kScratchBytes = 8 << 10;  // Of MemoryBytes, at most: not maps.
   const std::vector<PlannedSlot> slots = {{0, 0, false}, {1, 8, false}};
@@ -156,6 +210,27 @@ TEST(KeyPlanner, CutsAtAMinibatchWhatTakesTooMuchMemory) {
     }
     items_before = items;
   }
+}
+
+// Of mini-batches of one example, whose own parts are most of the lists.
+TEST(KeyPlanner, UsedBytesCountsEveryList) {
+  const std::vector<PlannedSlot> slots = {{0, 0, false}, {1, 8, false}};
+  KeyPlanner planner(slots, 2, 1);
+  const auto batch = RandomBatch(3, 500, 2, 2, false);
+  const std::size_t limits[2] = {1000, 1000};
+  const auto item = planner.Plan(batch, 0, 0, limits);
+  ASSERT_TRUE(item.ok()) << item.status().ToString();
+  ASSERT_EQ((*item)->minibatches, 500u);
+  std::uint64_t bytes = (*item)->local_row.size() * sizeof(std::uint32_t);
+  for (const TableWork& table : (*item)->tables) {
+    const std::size_t numbers = table.key_end.size() + table.row_begin.size() - 1 +
+                                table.rows.size() + table.inverse_begin.size() +
+                                table.occurrence_begin.size() - 1 + table.example.size() +
+                                table.input_offset.size();
+    bytes += table.keys.size() * sizeof(Key) + numbers * sizeof(std::uint32_t) +
+             table.rows.size() * sizeof(std::byte*);  // The places.
+  }
+  EXPECT_GE((*item)->UsedBytes(), bytes);
 }
 
 TEST(SetLimiter, ATokenIsGivenBackWithItsSet) {

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <deque>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "terrace/base/channel.h"
 #include "terrace/base/core_binding.h"
@@ -174,8 +176,12 @@ void Pipeline::Abort(const Status& cause) {
     failure_ = cause;
     aborting_ = true;
   }
-  for (const auto& link : links_) link->channel.Abort(cause);
-  for (Stage* stage : stages_) stage->Cancel(cause);
+  {
+    // An item waits, as it goes, for its rows to be read, unless that is cancelled before.
+    std::vector<std::deque<std::unique_ptr<WorkItem>>> dropped;
+    for (const auto& link : links_) dropped.push_back(link->channel.Abort(cause));
+    for (Stage* stage : stages_) stage->Cancel(cause);
+  }
   MutexLock lock(&mu_);
   aborting_ = false;
   abort_ended_.NotifyAll();

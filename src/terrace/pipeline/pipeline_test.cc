@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <numeric>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -311,6 +312,69 @@ TEST(Pipeline, TheLastStageMayStopWhileItWaitsForASlowOne) {
   StoppingSink sink;
   Pipeline pipeline({&source, &sink}, {1}, Clock::Real());
   EXPECT_EQ(pipeline.Run().code(), StatusCode::kAborted);
+}
+
+// Waits until the channel behind it is full, and then asks for the end.
+class StoppingBehindFullChannel final : public Stage {
+ public:
+  const std::string& name() const override { return name_; }
+  Status Process(std::unique_ptr<WorkItem> /*item*/, const Emit& /*emit*/,
+                 bool* /*done*/) override {
+    while (pipeline->channels().front().size == 0) std::this_thread::yield();
+    return AbortedError("asked to stop");
+  }
+  void Cancel(const Status& /*cause*/) override { cancelled = true; }
+  const Pipeline* pipeline = nullptr;
+  std::atomic<bool> cancelled{false};
+
+ private:
+  const std::string name_ = "stopping";
+};
+
+// A batch that counts whether it went before the stages were cancelled.
+class NotingBatch {
+ public:
+  NotingBatch(const std::atomic<bool>* cancelled, std::atomic<int>* before, std::atomic<int>* after)
+      : cancelled_(cancelled), before_(before), after_(after) {}
+  ~NotingBatch() { ++*(*cancelled_ ? after_ : before_); }
+  NotingBatch(const NotingBatch&) = delete;
+  NotingBatch& operator=(const NotingBatch&) = delete;
+  Batch batch;
+
+ private:
+  const std::atomic<bool>* const cancelled_;
+  std::atomic<int>*const before_, *const after_;
+};
+
+// What an item owns may go only when reads end, which they do when they are cancelled.
+TEST(Pipeline, WhatChannelsHoldGoesAfterTheStagesAreCancelled) {
+  StoppingBehindFullChannel sink;
+  std::atomic<int> before{0}, after{0};
+  class Held final : public Stage {
+   public:
+    explicit Held(std::shared_ptr<NotingBatch> second) : second_(std::move(second)) {}
+    const std::string& name() const override { return name_; }
+    Status Process(std::unique_ptr<WorkItem> /*item*/, const Emit& emit, bool* done) override {
+      auto item = Item(0);
+      *done = ++emitted_ == 2;
+      if (*done) {  // It is in the channel while the sink has the first one.
+        const Batch* const batch = &second_->batch;
+        item->batch = std::shared_ptr<const Batch>(std::move(second_), batch);
+      }
+      return emit(std::move(item));
+    }
+
+   private:
+    const std::string name_ = "held";
+    std::shared_ptr<NotingBatch> second_;
+    int emitted_ = 0;
+  };
+  Held source(std::make_shared<NotingBatch>(&sink.cancelled, &before, &after));
+  Pipeline pipeline({&source, &sink}, {1}, Clock::Real());
+  sink.pipeline = &pipeline;
+  EXPECT_EQ(pipeline.Run().code(), StatusCode::kAborted);
+  EXPECT_EQ(before, 0);
+  EXPECT_EQ(after, 1);
 }
 
 TEST(Pipeline, CapacitiesFollowTheStagesTimes) {

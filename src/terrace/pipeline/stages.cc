@@ -60,7 +60,9 @@ PullStage::PullStage(Options options, std::vector<RowCache*> caches)
     : options_(std::move(options)),
       caches_(std::move(caches)),
       limiter_(options_.max_sets),
-      planner_(options_.slots, caches_.size(), options_.minibatch, options_.max_set_bytes),
+      planner_(options_.slots, caches_.size(), options_.minibatch, options_.max_set_bytes,
+               PlanThreads{options_.plan_threads, options_.max_plan_thread_bytes,
+                           options_.on_plan_thread}),
       admission_(options_.admission),
       released_(std::max<std::size_t>(1, options_.max_sets)) {
   if (options_.max_sets > 0) {

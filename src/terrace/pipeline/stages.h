@@ -22,6 +22,13 @@
 
 namespace terrace {
 
+// How many batches are alive at most besides one for each working set, when so many fit in the
+// channel behind stage 1: that which stage 1 hands on, those, and that which waits in stage 2 for a
+// set to go.
+constexpr std::uint32_t BatchesAhead(std::size_t capacity) {
+  return static_cast<std::uint32_t>(capacity) + 2;
+}
+
 // Stage 1: the source's batches, one item each. A source that fails ends the input, and what was
 // read before passes the other stages: EndedEarly says why.
 class ReadStage final : public Stage {
@@ -64,6 +71,9 @@ class PullStage final : public Stage {
     // Working sets that may be alive at a time, the one that is planned included; 0: any number.
     std::uint32_t max_sets = 0;
     std::uint64_t max_set_bytes = ~std::uint64_t{0};  // Of the lists of one: see KeyPlanner.
+    int plan_threads = 1;                             // That plan one together: likewise,
+    std::uint64_t max_plan_thread_bytes = 0;          //   with this.
+    std::function<void()> on_plan_thread;
     // By table, as far as was trained before the first batch; null: every key has a row. Empty:
     // likewise of all.
     std::vector<AdmissionFilter*> admission;
@@ -87,10 +97,11 @@ class PullStage final : public Stage {
   // With max_sets a thread beside does it, since the rows' entries lie all over the cache. Any
   // thread.
   void Recycle(std::unique_ptr<WorkItem> item);
-  // CPU time of that thread. Any thread.
+  // CPU time of that thread; and of those that plan beside this stage's. Any thread.
   double release_cpu_seconds() const {
     return release_cpu_seconds_.load(std::memory_order_relaxed);
   }
+  double plan_cpu_seconds() const { return planner_.cpu_seconds(); }
   std::uint64_t MemoryBytes() const {
     return planner_bytes_.load(std::memory_order_relaxed);
   }  // A gauge.

@@ -1,6 +1,10 @@
 #include "terrace/pipeline/stages.h"
 
+#include <atomic>
 #include <memory>
+#include <optional>
+#include <span>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -20,16 +24,20 @@ using ::testing::ElementsAre;
 
 constexpr std::uint32_t kMinibatch = 16;
 
+DataOptions LogOf(std::uint64_t minibatches) {
+  DataOptions data;
+  data.format = "synthetic";
+  data.rows = minibatches * kMinibatch;
+  data.cardinality = 100;
+  data.categorical_slots = 2;
+  return data;
+}
+
 // Runs stages 1 and 2 over a log of 192 mini-batches in batches of 64, and gives each working set
 // back at once. Before set number `drains_at` the caches are to shrink.
 std::vector<std::uint32_t> MinibatchesOfSets(std::size_t drains_at) {
   MemoryFileSystem fs;
-  DataOptions data;
-  data.format = "synthetic";
-  data.rows = 192 * kMinibatch;
-  data.cardinality = 100;
-  data.categorical_slots = 2;
-  auto source = OpenSource(&fs, data);
+  auto source = OpenSource(&fs, LogOf(192));
   EXPECT_TRUE(source.ok());
   cache_testing::Fixture fixture(4 << 20, /*background=*/false);
   EXPECT_TRUE(fixture.Open().ok());
@@ -162,6 +170,65 @@ TEST(PullStage, WritesAheadAfterEachOfTheLastSets) {
   }
   ASSERT_TRUE(pull.AfterInput().ok());
   EXPECT_THAT(alive_at_call, ElementsAre(3, 2, 1));
+}
+
+// Counts the batches that it gave out.
+class CountingSource final : public ExampleSource {
+ public:
+  explicit CountingSource(std::unique_ptr<ExampleSource> source) : source_(std::move(source)) {}
+  const DataSchema& schema() const override { return source_->schema(); }
+  Result<std::optional<Batch>> NextIn(std::uint32_t examples, std::uint32_t minibatch,
+                                      Batch old) override {
+    ++batches;
+    return source_->NextIn(examples, minibatch, std::move(old));
+  }
+  Status Seek(const DataCursor& cursor) override { return source_->Seek(cursor); }
+  std::span<const InputFile> files() const override { return source_->files(); }
+  SourceStats stats() const override { return source_->stats(); }
+  std::string IdentityText() const override { return source_->IdentityText(); }
+  void Cancel() override { source_->Cancel(); }
+  std::atomic<std::uint32_t> batches{0};
+
+ private:
+  const std::unique_ptr<ExampleSource> source_;
+};
+
+// While training takes none, as many batches are alive as the memory plan counts.
+TEST(Stages, AsManyBatchesAreAliveAsAreCounted) {
+  MemoryFileSystem fs;
+  auto opened = OpenSource(&fs, LogOf(100));
+  ASSERT_TRUE(opened.ok());
+  CountingSource source(std::move(*opened));
+  cache_testing::Fixture fixture(4 << 20, /*background=*/true);
+  ASSERT_TRUE(fixture.Open().ok());
+  constexpr std::uint32_t kSets = 3;
+  PullStage::Options options;
+  options.slots.resize(2);
+  options.minibatch = kMinibatch;
+  options.max_sets = kSets;
+  ReadStage read(&source, kMinibatch, kMinibatch);
+  PullStage pull(options, {fixture.cache.get()});
+  HostStage stage;
+  std::atomic<bool> go_on{false};
+  TrainStage train(
+      [&](WorkItem*, std::uint32_t) {
+        while (!go_on) std::this_thread::yield();
+        return OkStatus();
+      },
+      [&](std::unique_ptr<WorkItem> item) { pull.Recycle(std::move(item)); });
+  const std::vector<std::size_t> capacities = {2, 1, 1};
+  Pipeline pipeline({&read, &pull, &stage, &train}, capacities, Clock::Real());
+  const std::uint32_t counted = kSets + BatchesAhead(capacities[0]);
+  Thread watch("watch", ThreadPriority::kNormal, [&] {
+    while (source.batches < counted) std::this_thread::yield();
+    const double end = Clock::Real()->MonotonicSeconds() + 0.1;
+    while (Clock::Real()->MonotonicSeconds() < end) std::this_thread::yield();
+    EXPECT_EQ(source.batches, counted);
+    go_on = true;
+  });
+  EXPECT_TRUE(pipeline.Run().ok());
+  watch.Join();
+  EXPECT_EQ(source.batches, 101u);  // And the end.
 }
 
 }  // namespace

@@ -15,7 +15,8 @@
 namespace terrace {
 namespace {
 
-// Beyond it a sum over the occurrences of a key, or its square, may leave the range of float.
+// Beyond it a sum over the occurrences of a key, or a square, may leave the range of float: an
+// infinite accumulator would hold its weight for ever.
 constexpr float kGradientLimit = 1e15f;
 // Rows whose sums are made and applied while they are in the first cache: 64 rows of 64 floats are
 // 16 KiB.
@@ -359,8 +360,11 @@ Result<std::span<const SlicePrediction>> StepExecutor::Train(
   }
   const int parts = slices();
   workers_->Run(slices(), [&](int part) { network_->ReduceGradients(contexts_, part, parts); });
-  if (!std::isfinite(network_->GradientSquareSum())) {
-    return BadGradient(item, m, file_name, "a gradient of the network is not finite", kNoExample);
+  // Of the norm, which no element is beyond. A NaN is not within it either.
+  if (!(std::sqrt(network_->ClippedSquareSum()) < kGradientLimit)) {
+    return BadGradient(item, m, file_name,
+                       "the gradient of the network is not finite, or its norm beyond 1e15",
+                       kNoExample);
   }
   DenseStep dense;
   dense.learning_rate = rates.dense;

@@ -53,8 +53,9 @@ class StepExecutor {
   // Predicts mini-batch m, then trains on it: rows, dense parameters and statistics change, and
   // rows that a cache holds are marked dirty.
   // examples_seen: trained before this step, of the whole run. A loss or gradient that is NaN,
-  // infinite or beyond 1e30: kInternal, naming files, lines and keys; nothing was applied.
-  // file_name: of an origin_file number, for that message.
+  // infinite, or beyond 1e15, of a row or as the network's norm after clipping: kInternal, naming
+  // files, lines and keys; nothing was applied. file_name: of an origin_file number, for that
+  // message.
   Result<std::span<const SlicePrediction>> Train(
       WorkItem* item, std::uint32_t m, const StepRates& rates, std::uint64_t examples_seen,
       const std::function<std::string(std::uint32_t)>& file_name);

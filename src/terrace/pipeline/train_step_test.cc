@@ -170,6 +170,45 @@ TEST_F(StepTest, ANaNStopsBeforeAnythingIsAppliedAndSaysWhere) {
   }
 }
 
+// Every gradient of a row is small, and one of the network is not: its square would be infinite.
+TEST_F(StepTest, AHugeGradientOfTheNetworkStopsBeforeAnythingIsApplied) {
+  for (const float dense : {1e14f, 1e17f, 1e20f}) {
+    NetworkSpec spec;
+    spec.hidden = {};
+    spec.wide = inputs_.wide;
+    spec.optimizer.type = "adagrad";
+    for (const float clip_norm : {0.0f, 1.0f}) {
+      SCOPED_TRACE(testing::Message() << dense << ", clipped to " << clip_norm);
+      spec.optimizer.clip_norm = clip_norm;
+      const auto network = CreateNetwork(spec, inputs_, 7).value();
+      WorkerGroup workers("compute", 2);
+      auto executor = MakeExecutor(network.get(), &workers);
+      auto batch = std::make_shared<Batch>(*MakeBatch());
+      batch->dense[9] = dense;
+      auto item = Plan(batch);
+      const std::vector<std::byte> rows_before = rows_;
+      // From zero no logit is certain, whatever its features.
+      DenseState before = network->Save();
+      std::ranges::fill(before.buffers[0], 0.0f);
+      ASSERT_TRUE(network->Load(before).ok());
+      const auto predictions = executor->Train(item.get(), 0, rates_, 1000, FileName);
+      const DenseState after = network->Save();
+      if (clip_norm > 0 || dense < 1e15f) {
+        ASSERT_TRUE(predictions.ok()) << predictions.status().ToString();
+        for (const float accumulator : after.buffers[1]) EXPECT_TRUE(std::isfinite(accumulator));
+        continue;
+      }
+      EXPECT_EQ(predictions.status().code(), StatusCode::kInternal);
+      const std::string& message = predictions.status().message();
+      EXPECT_NE(message.find("norm beyond 1e15"), std::string::npos) << message;
+      EXPECT_NE(message.find("examples 1000 to 1031"), std::string::npos) << message;
+      EXPECT_NE(message.find("clip_norm"), std::string::npos) << message;
+      EXPECT_EQ(rows_, rows_before);
+      EXPECT_EQ(after.buffers, before.buffers);
+    }
+  }
+}
+
 TEST_F(StepTest, RowsThatAreNowhereReadAsZeros) {
   LinearNetwork network(inputs_);
   WorkerGroup workers("compute", 1);

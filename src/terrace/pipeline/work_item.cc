@@ -20,8 +20,9 @@ std::uint64_t WorkItem::MemoryBytes() const {
 std::uint64_t WorkItem::UsedBytes() const {
   std::uint64_t bytes = local_row.size() * sizeof(std::uint32_t);
   for (const TableWork& table : tables) {
-    bytes += table.keys.size() * kWorkingRowBytes + table.rows.size() * kLocalRowBytes +
-             table.example.size() * 2 * sizeof(std::uint32_t) + table.value.size() * sizeof(float);
+    bytes += minibatches * kMinibatchBytes + table.keys.size() * kWorkingRowBytes +
+             table.rows.size() * kLocalRowBytes + table.example.size() * 2 * sizeof(std::uint32_t) +
+             table.value.size() * sizeof(float);
   }
   return bytes;
 }

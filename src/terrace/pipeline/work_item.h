@@ -21,6 +21,8 @@ namespace terrace {
 // Bytes of a working set.
 inline constexpr std::uint64_t kWorkingRowBytes = 41;  // Key, pin, place, and its load's lists.
 inline constexpr std::uint64_t kLocalRowBytes = 16;    // Row, inverse, place.
+// Of a mini-batch in each table: where its part of each list ends, in five of them.
+inline constexpr std::uint64_t kMinibatchBytes = 20;
 // Of an occurrence of a key that is in no other place.
 inline constexpr std::uint64_t kMostOccurrenceBytes = kWorkingRowBytes + kLocalRowBytes + 16;
 
@@ -35,7 +37,7 @@ struct TableWork {
   std::vector<std::uint32_t> key_end;    // (minibatches) working rows of mini-batches [0, m]
   std::vector<std::uint32_t> row_begin;  // (minibatches + 1) local rows of mini-batch m are
   RawVector<std::uint32_t> rows;  //   rows[row_begin[m] .. row_begin[m + 1]): their working rows
-  std::vector<std::uint32_t>
+  RawVector<std::uint32_t>
       inverse_begin;  // (local rows + minibatches) of mini-batch m from row_begin[m] + m on:
                       //   local row r's occurrences, relative to occurrence_begin[m]
   std::vector<std::uint32_t> occurrence_begin;  // (minibatches + 1) into the three below

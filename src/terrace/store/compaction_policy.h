@@ -27,11 +27,11 @@ class CompactionRule {
     return static_cast<double>(file.reclaimable) > stale_share_ * static_cast<double>(file.rows);
   }
   // Whether files with any stale row are rewritten now, however few: where the run is above its
-  // limit and `store` has as many bytes to give as it takes. Where it has not, they would be copied
-  // again and again for nothing.
-  bool TakesAny(const FileUse& store, std::uint64_t run_bytes, std::uint64_t record_bytes) const {
+  // limit and its stores have as many bytes of stale records as it takes. Where they have not, rows
+  // would be copied again and again for nothing.
+  bool TakesAny(std::uint64_t run_bytes, std::uint64_t stale_bytes) const {
     return policy_ == CompactionPolicy::kModelSize && run_bytes > most_run_bytes_ &&
-           run_bytes - most_run_bytes_ <= store.reclaimable * record_bytes;
+           run_bytes - most_run_bytes_ <= stale_bytes;
   }
   // Whether the files that are worth it are rewritten now. `store`: the sum of its files; where it
   // is due by that sum, one of them is worth it.

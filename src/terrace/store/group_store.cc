@@ -21,7 +21,7 @@ constexpr std::uint64_t kLeastPartBlocks = 4;
 
 // The inner store's three buffers, and those of blocks that are read and of two parts of a write,
 // lie in the room of three.
-std::uint64_t InnerBytes(const StoreOptions& options) { return options.io_buffer_bytes / 2; }
+std::uint64_t InnerBytes(std::uint64_t io_buffer_bytes) { return io_buffer_bytes / 2; }
 
 // What is read of staged files lies in runs.
 std::uint64_t PendingBytes(const GroupLayout& layout) {
@@ -33,12 +33,20 @@ std::uint64_t PendingBytes(const GroupLayout& layout) {
 StoreOptions InnerOptions(const StoreOptions& options, const GroupLayout& layout) {
   StoreOptions inner = options;
   inner.row_bytes = layout.block_bytes;
-  inner.io_buffer_bytes = InnerBytes(options);
+  inner.io_buffer_bytes = InnerBytes(options.io_buffer_bytes);
   inner.expiry = nullptr;  // It knows of blocks only.
   return inner;
 }
 
 }  // namespace
+
+std::uint64_t Store::ReadBufferBytes(IndexKind index, std::uint32_t row_bytes,
+                                     const GroupShape& shape, std::uint64_t io_buffer_bytes) {
+  const RecordLayout layout =
+      RecordLayout::Of("", 0, RecordRowBytes(index, row_bytes, shape.block_bytes));
+  return StoreImpl::BufferBytes(
+      index == IndexKind::kKey ? io_buffer_bytes : InnerBytes(io_buffer_bytes), layout);
+}
 
 std::uint64_t Store::GroupIndexBytes(std::uint32_t row_bytes, const GroupShape& shape,
                                      std::uint64_t expected_rows) {
@@ -57,14 +65,14 @@ Status Store::CheckGroups(std::uint32_t row_bytes, const GroupShape& shape) {
   if (!HasGroupIndex(row_bytes)) {
     return InvalidArgumentError(
         fmt::format("rows of {} bytes are too long for an index by group, which takes {} at most: "
-                    "choose table.index: key",
+                    "choose index: key",
                     row_bytes, GroupLayout::kMostRowBytes));
   }
   const std::uint32_t least = GroupLayout::LeastBlock(row_bytes);
   if (shape.block_bytes != 0 && shape.block_bytes < least) {
     return InvalidArgumentError(
         fmt::format("blocks of {}KiB are too short for rows of {} bytes, of which {} have to fit: "
-                    "choose table.group_block: {}KiB or more, or auto",
+                    "choose group_block: {}KiB or more, or auto",
                     shape.block_bytes >> 10, row_bytes, GroupLayout::kLeastRows, least >> 10));
   }
   return OkStatus();
@@ -159,8 +167,8 @@ GroupStore::GroupStore(FileSystem* fs, Clock* clock, DiskQuota* quota, const Sto
       filters_(std::move(filters)) {}
 
 Status GroupStore::Allocate() {
-  const std::uint64_t inner =
-      StoreImpl::BufferBytes(InnerBytes(options_), RecordLayout::Of("", 0, layout_.block_bytes));
+  const std::uint64_t inner = StoreImpl::BufferBytes(InnerBytes(options_.io_buffer_bytes),
+                                                     RecordLayout::Of("", 0, layout_.block_bytes));
   const std::uint64_t bytes = PartBytes(options_.io_buffer_bytes, inner, layout_.block_bytes);
   part_blocks_ = bytes / layout_.block_bytes;
   {

@@ -51,6 +51,7 @@ class GroupStore final : public Store {
                                             std::span<const std::byte* const> rows,
                                             std::span<const std::uint8_t> stored) override;
   Status Publish(std::unique_ptr<StagedRows> staged) override;
+  void KeepCheckpoints(bool keep) override { inner_->KeepCheckpoints(keep); }
   void ExpectRows(std::uint64_t /*rows*/) override {}  // Few of them are new blocks.
   Status Erase(std::span<const Key> keys) override;
   Result<ManifestReference> Commit(std::uint64_t id) override { return inner_->Commit(id); }

@@ -556,7 +556,7 @@ TEST(GroupStore, IsOpenedAsWhatItWasMade) {
   options.directory = "/elsewhere";
   DiskQuota quota(kQuota);
   const Status refused = Store::Create(&memory, Clock::Real(), &quota, options).status();
-  EXPECT_NE(refused.message().find("table.index: key"), std::string::npos) << refused.ToString();
+  EXPECT_NE(refused.message().find("choose index: key"), std::string::npos) << refused.ToString();
 }
 
 }  // namespace

@@ -378,7 +378,7 @@ void GroupStore::WarnWhenFull() {
       LogLevel::kWarning,
       fmt::format("table '{}' has {} rows in {}, more than its {} groups were made for: further "
                   "blocks take memory as needed, and their filters say less. Make the next run "
-                  "with a larger table.expected_keys",
+                  "with a larger expected_keys",
                   options_.table, FormatCount(rows), options_.directory,
                   FormatCount(directory_.groups())));
 }

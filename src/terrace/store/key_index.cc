@@ -62,8 +62,7 @@ SegmentedIndex<Line>::SegmentedIndex(int row_bits) : row_bits_(Line::kExact ? kR
 
 template <typename Line>
 std::uint32_t SegmentedIndex<Line>::max_slots() const {
-  const std::uint64_t slots = std::uint64_t{1} << (Line::kPlaceBits - row_bits_);
-  return static_cast<std::uint32_t>(std::min<std::uint64_t>(slots, kMaxFileSlots));
+  return SlotsFor(row_bits_);
 }
 
 template <typename Line>
@@ -403,13 +402,13 @@ Status SegmentedIndex<Line>::Grow(std::size_t s, std::uint64_t count, std::uint6
 template <typename Line>
 void SegmentedIndex<Line>::SpreadLines(std::size_t s, const SegmentLines& lines,
                                        std::uint32_t before) {
-  constexpr std::uint32_t kAhead = 16;
+  constexpr std::uint32_t kLinesAhead = 16;
   // Homes move only up: from the last line down, those above have been left. They are at most three
   // for the entries at home in a line; the fourth list is of those that are not, or find it full.
   constexpr std::uint32_t kLoose = 3;
   const auto after = static_cast<std::uint32_t>(lines.size());
   for (std::uint32_t number = before; number-- > 0;) {
-    if (number >= kAhead) __builtin_prefetch(lines[number - kAhead], 1);
+    if (number >= kLinesAhead) __builtin_prefetch(lines[number - kLinesAhead], 1);
     Line* const line = lines[number];
     const Line old = *line;
     *line = Line{};

@@ -155,6 +155,11 @@ static_assert(sizeof(ExactLine) == 64);
 template <typename Line>
 class SegmentedIndex final : public RowIndex {
  public:
+  // File slots that have a place where rows of a file have numbers below 2^row_bits.
+  static constexpr std::uint32_t SlotsFor(int row_bits) {
+    return static_cast<std::uint32_t>(
+        std::min<std::uint64_t>(std::uint64_t{1} << (Line::kPlaceBits - row_bits), kMaxFileSlots));
+  }
   // Rows of a file have numbers below 2^row_bits; the fewer, the more files have places.
   explicit SegmentedIndex(int row_bits = kRowBits);
 

@@ -13,6 +13,8 @@
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
 #include "terrace/base/testing/bench_flags.h"
+#include "terrace/base/testing/bench_keys.h"
+#include "terrace/base/testing/bench_spread.h"
 #include "terrace/store/key_index.h"
 
 namespace terrace {
@@ -28,14 +30,6 @@ struct Settings {
   std::uint64_t seed = 0;
 };
 
-struct Spread {
-  double median = 0, least = 0, most = 0;
-};
-Spread SpreadOf(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return {values[values.size() / 2], values.front(), values.back()};
-}
-
 double Now() { return Clock::Real()->MonotonicSeconds(); }
 
 void Require(bool condition, const char* what) {
@@ -44,12 +38,14 @@ void Require(bool condition, const char* what) {
   std::exit(1);
 }
 
-Place PlaceOf(std::uint64_t key) {
-  return MakePlace(static_cast<std::uint32_t>(key >> kRowBits),
-                   key & ((std::uint64_t{1} << kRowBits) - 1));
+// Of the key with that number.
+Place PlaceOf(std::uint64_t number) {
+  return MakePlace(static_cast<std::uint32_t>(number >> kRowBits),
+                   number & ((std::uint64_t{1} << kRowBits) - 1));
 }
 
 void Grow(const Settings& settings, KeyIndex* index) {
+  const BenchKeys all(settings.seed);
   std::vector<std::uint64_t> hashes;
   std::vector<Place> places;
   std::vector<double> seconds;
@@ -59,11 +55,11 @@ void Grow(const Settings& settings, KeyIndex* index) {
     hashes.clear();
     places.clear();
     for (; hashes.size() < settings.batch && key < settings.keys; ++key) {
-      hashes.push_back(MixKey(key));
+      hashes.push_back(MixKey(all.At(key)));
     }
     // As a store has the keys of a file.
     std::sort(hashes.begin(), hashes.end());
-    for (const std::uint64_t hash : hashes) places.push_back(PlaceOf(UnmixKey(hash)));
+    for (const std::uint64_t hash : hashes) places.push_back(PlaceOf(all.NumberOf(UnmixKey(hash))));
     const double begin = Now();
     Require(index->Reserve(hashes, /*expected=*/0).ok(), "no memory");
     index->Insert(hashes, places.data());
@@ -81,9 +77,10 @@ void Grow(const Settings& settings, KeyIndex* index) {
               bytes_sum / points, bytes_most);
   std::printf(
       "inserts: %.2f M/s (%.2f..%.2f); of batches of %llu the median takes %.1f ms, the longest "
-      "%.1f\n",
+      "%.1f; n %zu\n",
       keys / batch.median / 1e6, keys / batch.most / 1e6, keys / batch.least / 1e6,
-      static_cast<unsigned long long>(settings.batch), batch.median * 1e3, batch.most * 1e3);
+      static_cast<unsigned long long>(settings.batch), batch.median * 1e3, batch.most * 1e3,
+      batch.samples);
 }
 
 // Lines a second, the addresses known ahead.
@@ -109,20 +106,21 @@ Spread RandomLines(const Settings& settings, std::uint64_t bytes, Rng* rng) {
 }
 
 Spread Lookups(const Settings& settings, const KeyIndex& index, bool present, Rng* rng) {
-  std::vector<std::uint64_t> keys(settings.batch), hashes(settings.batch);
+  const BenchKeys all(settings.seed);
+  std::vector<std::uint64_t> numbers(settings.batch), hashes(settings.batch);
   std::vector<Place> places(settings.batch);
   std::vector<double> rates;
   std::uint64_t mistaken = 0;
   for (int round = 0; round < settings.rounds; ++round) {
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-      keys[i] = rng->Below(settings.keys) + (present ? 0 : settings.keys);
-      hashes[i] = MixKey(keys[i]);
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      numbers[i] = rng->Below(settings.keys) + (present ? 0 : settings.keys);
+      hashes[i] = MixKey(all.At(numbers[i]));
     }
     const double begin = Now();
     index.Lookup(hashes, places.data());
-    rates.push_back(static_cast<double>(keys.size()) / (Now() - begin));
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-      if (present) Require(places[i] == PlaceOf(keys[i]), "a wrong place");
+    rates.push_back(static_cast<double>(numbers.size()) / (Now() - begin));
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      if (present) Require(places[i] == PlaceOf(numbers[i]), "a wrong place");
       if (!present) mistaken += places[i] != kNoPlace ? 1 : 0;
     }
   }
@@ -152,13 +150,13 @@ int Main(int argc, char** argv) {
   Grow(settings, &index);
   Rng rng(settings.seed);
   const Spread lines = RandomLines(settings, index.bytes(), &rng);
-  std::printf("random lines of as much memory: %.1f M/s (%.1f..%.1f)\n", lines.median / 1e6,
-              lines.least / 1e6, lines.most / 1e6);
+  std::printf("random lines of as much memory: %s M/s; n %zu\n", lines.Text(1, 1e-6).c_str(),
+              lines.samples);
   for (const bool present : {true, false}) {
     const Spread rate = Lookups(settings, index, present, &rng);
-    std::printf("look-ups of %s keys: %.1f M/s (%.1f..%.1f), %.0f %% of it\n",
-                present ? "present" : "absent", rate.median / 1e6, rate.least / 1e6,
-                rate.most / 1e6, 100 * rate.median / lines.median);
+    std::printf("look-ups of %s keys: %s M/s, %.0f %% of it; n %zu\n",
+                present ? "present" : "absent", rate.Text(1, 1e-6).c_str(),
+                100 * rate.median / lines.median, rate.samples);
   }
   return 0;
 }

@@ -1,9 +1,11 @@
 #include "terrace/store/read_cost.h"
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -32,15 +34,40 @@ constexpr double kLeastRate = 1e3, kMostRate = 1e13;
 constexpr int kRounds = 3;
 constexpr double kPhaseSeconds = 0.02;
 constexpr double kMostSeconds = 0.5;  // Afterwards no further round begins.
-constexpr std::size_t kGroup = 64;    // Random reads that are waited for together.
-constexpr std::size_t kGroupsAhead = 8;
+constexpr std::size_t kGroup = 64;    // Random reads that are waited for together, at most.
+// Groups, and long reads, in flight: as many as a store's read buffer has parts.
+constexpr std::size_t kPartsAhead = 8;
 constexpr std::uint64_t kMeanStep = std::uint64_t{96} << 10;  // Bytes between two of them.
 constexpr std::size_t kMostGroups = 256;                      // For a clock that stands.
-constexpr std::size_t kLargeAhead = 8;  // As many as a store's read buffer has parts.
 constexpr std::size_t kMostLarge = 256;
 constexpr std::uint64_t kLeastScratch = std::uint64_t{4} << 20;
 constexpr double kMostWriteSeconds = 0.25;
 constexpr std::size_t kMostOwnFiles = 64;
+
+// A part of such a buffer. Those of a memory plan differ by some pages from start to start, which
+// does not change what reads cost: powers of two.
+std::uint64_t PartBytes(std::uint64_t buffer_bytes) {
+  constexpr std::uint64_t kLeastPart = std::uint64_t{16} << 10;
+  return std::clamp(std::bit_floor(buffer_bytes / kPartsAhead), kLeastPart, kMostGap);
+}
+
+// What a cost is remembered of: what reads, in which parts, and the disk. The longest parts are not
+// named.
+constexpr std::string_view kInParts = " in parts of ";
+std::string IdentityOf(std::string_view reader, std::uint64_t part_bytes, std::string_view disk) {
+  if (part_bytes == kMostGap) return fmt::format("{}, {}", reader, disk);
+  return fmt::format("{}{}{} KiB, {}", reader, kInParts, part_bytes >> 10, disk);
+}
+
+// Likewise, whatever the parts.
+bool IsOf(std::string_view identity, std::string_view reader, std::string_view disk) {
+  const std::string rest = fmt::format(", {}", disk);
+  if (!identity.starts_with(reader) || !identity.ends_with(rest)) return false;
+  if (identity.size() < reader.size() + rest.size()) return false;
+  identity.remove_prefix(reader.size());
+  identity.remove_suffix(rest.size());
+  return identity.empty() || identity.starts_with(kInParts);
+}
 
 // Files one after another, as places to read from.
 class ReadPlaces {
@@ -185,18 +212,16 @@ Result<std::unique_ptr<File>> WriteScratch(FileSystem* fs, Clock* clock, const s
   return file;
 }
 
-Result<ReadCost> MeasureFiles(FileSystem* fs, Clock* clock, const ReadCostOptions& options,
+Result<ReadCost> MeasureFiles(Clock* clock, const ReadCostOptions& options, ReadQueue* queue,
                               const Files& files) {
-  TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<ReadQueue> queue,
-                           fs->NewReadQueue(options.read_queue));
   std::vector<File*> borrowed;
   for (const std::unique_ptr<File>& file : files) borrowed.push_back(file.get());
-  return MeasureReadCost(clock, queue.get(), borrowed, options.buffer_bytes);
+  return MeasureReadCost(clock, queue, borrowed, options.buffer_bytes);
 }
 
 // REQUIRES: no scratch file is there. Leaves none, unless its removal fails.
 Result<ReadCost> MeasureScratch(FileSystem* fs, Clock* clock, const ReadCostOptions& options,
-                                Status* removed) {
+                                ReadQueue* queue, Status* removed) {
   if (options.quota == nullptr) return UnavailableError("no scratch file is allowed");
   // A small part of what is free: a run that just fits must not stop for it.
   constexpr std::uint64_t kShare = 8;
@@ -214,18 +239,19 @@ Result<ReadCost> MeasureScratch(FileSystem* fs, Clock* clock, const ReadCostOpti
     TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file,
                              WriteScratch(fs, clock, path, bytes, options.buffer_bytes));
     files.push_back(std::move(file));
-    return MeasureFiles(fs, clock, options, files);
+    return MeasureFiles(clock, options, queue, files);
   }();
   *removed = RemoveReadCostScratch(fs, options.folder);
   options.quota->Release(bytes);
   return cost;
 }
 
-Result<ReadCost> ReadRemembered(FileSystem* fs, const std::string& path, const std::string& disk) {
+Result<ReadCost> ReadRemembered(FileSystem* fs, const std::string& path,
+                                const std::function<bool(std::string_view)>& fits) {
   TERRACE_ASSIGN_OR_RETURN(const std::string text, ReadFramedFile(fs, path, kMagic, kVersion));
   std::string of_disk;
   TERRACE_ASSIGN_OR_RETURN(const ReadCost cost, DecodeReadCost(text, &of_disk));
-  if (of_disk != disk) return UnavailableError(fmt::format("remembered of another: {}", of_disk));
+  if (!fits(of_disk)) return UnavailableError(fmt::format("remembered of another: {}", of_disk));
   return cost;
 }
 
@@ -261,11 +287,11 @@ Result<ReadCost> MeasureReadCost(Clock* clock, ReadQueue* queue, std::span<File*
                                  std::uint64_t buffer_bytes) {
   ReadPlaces places(files);
   TERRACE_RETURN_IF_ERROR(places.Measure());
-  TERRACE_ASSIGN_OR_RETURN(HugeBuffer buffer,
-                           HugeBuffer::Allocate(std::max(buffer_bytes, kLeastScratch)));
+  const std::uint64_t part = PartBytes(buffer_bytes);
+  TERRACE_ASSIGN_OR_RETURN(HugeBuffer buffer, HugeBuffer::Allocate(kPartsAhead * part));
   const std::uint64_t sector = places.sector();
-  const std::uint64_t large =
-      std::min<std::uint64_t>(buffer.size() / kLargeAhead, kMostGap) / sector * sector;
+  const std::uint64_t large = part / sector * sector;
+  const std::size_t group_size = std::min<std::size_t>(kGroup, part / sector);
   if (files.empty() || places.smallest() < large) {
     return UnavailableError("the files are too small to be measured");
   }
@@ -276,15 +302,15 @@ Result<ReadCost> MeasureReadCost(Clock* clock, ReadQueue* queue, std::span<File*
   std::uint64_t at = 0;     // Of the long reads.
   const auto random_group = [&](std::size_t g) {
     std::vector<ReadRequest> group;
-    for (std::size_t i = 0; i < kGroup; ++i) {
-      const std::size_t slot = (g % kGroupsAhead) * kGroup + i;
+    for (std::size_t i = 0; i < group_size; ++i) {
+      const std::size_t slot = (g % kPartsAhead) * group_size + i;
       group.push_back(places.At(place, buffer.span().subspan(slot * sector, sector)));
       place = (place + rng.Below(2 * kMeanStep)) % places.total();
     }
     return group;
   };
   const auto large_group = [&](std::size_t g) {
-    const std::span<std::byte> target = buffer.span().subspan((g % kLargeAhead) * large, large);
+    const std::span<std::byte> target = buffer.span().subspan((g % kPartsAhead) * large, large);
     std::vector<ReadRequest> group = {places.At(at, target)};
     at = (at + large) % places.total();
     return group;
@@ -293,9 +319,9 @@ Result<ReadCost> MeasureReadCost(Clock* clock, ReadQueue* queue, std::span<File*
   const double begin = clock->MonotonicSeconds();
   for (int round = 0; round < kRounds; ++round) {
     TERRACE_ASSIGN_OR_RETURN(const double few,
-                             TimeGroups(clock, queue, kGroupsAhead, kMostGroups, random_group));
+                             TimeGroups(clock, queue, kPartsAhead, kMostGroups, random_group));
     TERRACE_ASSIGN_OR_RETURN(const double many,
-                             TimeGroups(clock, queue, kLargeAhead, kMostLarge, large_group));
+                             TimeGroups(clock, queue, kPartsAhead, kMostLarge, large_group));
     small_seconds.push_back(few);
     large_seconds.push_back(many);
     if (clock->MonotonicSeconds() - begin > kMostSeconds) break;
@@ -342,9 +368,20 @@ Result<KnownReadCost> FindReadCost(FileSystem* fs, Clock* clock, const ReadCostO
   const Result<std::string> disk = fs->DiskIdentity(options.folder);
   if (!disk.ok()) return by_default(disk.status().ToString());
   if (disk->empty()) return by_default("the file system has none");
-  const std::string identity = fmt::format("{}, {}", options.read_queue.backend, *disk);
+  // Not what was asked for: of `auto` there may be another one next time.
+  const Result<std::unique_ptr<ReadQueue>> queue = fs->NewReadQueue(options.read_queue);
+  if (!queue.ok()) return by_default(queue.status().ToString());
+  const std::string_view backend = (*queue)->name();
+  const std::string reader = backend == "threads"
+                                 ? fmt::format("{} {}", options.read_queue.threads, backend)
+                                 : std::string(backend);
+  const std::string identity = IdentityOf(reader, PartBytes(options.buffer_bytes), *disk);
+  // To who may not measure what a trainer with other buffers has measured says more than nothing.
+  const auto fits = [&](std::string_view of_disk) {
+    return of_disk == identity || (options.read_only && IsOf(of_disk, reader, *disk));
+  };
   const std::string path = JoinPath(options.folder, kReadCostName);
-  if (Result<ReadCost> remembered = ReadRemembered(fs, path, identity); remembered.ok()) {
+  if (Result<ReadCost> remembered = ReadRemembered(fs, path, fits); remembered.ok()) {
     known.cost = *remembered;
     known.origin = ReadCostOrigin::kRemembered;
     return known;
@@ -356,8 +393,8 @@ Result<KnownReadCost> FindReadCost(FileSystem* fs, Clock* clock, const ReadCostO
   Status removed;
   Result<ReadCost> cost = [&]() -> Result<ReadCost> {
     const Result<Files> own = OwnFiles(fs, options.folder, options.scratch_bytes);
-    if (own.ok() && !own->empty()) return MeasureFiles(fs, clock, options, *own);
-    return MeasureScratch(fs, clock, options, &removed);
+    if (own.ok() && !own->empty()) return MeasureFiles(clock, options, queue->get(), *own);
+    return MeasureScratch(fs, clock, options, queue->get(), &removed);
   }();
   TERRACE_RETURN_IF_ERROR(removed.WithContext("removing what the disk was measured on"));
   if (!cost.ok()) return by_default(cost.status().ToString());

@@ -44,10 +44,12 @@ struct ReadCostOptions {
   bool read_only = false;  // What is remembered, or the default; nothing is written or measured.
   DiskQuota* quota = nullptr;  // For the scratch file; null: no scratch file.
   std::uint64_t scratch_bytes = std::uint64_t{32} << 20;  // At most; more would only take longer.
-  std::uint64_t buffer_bytes = std::uint64_t{8} << 20;    // As a store's: a request is an eighth.
+  // As the stores', whose eighths are in flight: the smaller they are, the more a byte costs.
+  std::uint64_t buffer_bytes = std::uint64_t{8} << 20;
 };
 
-// What reads of `folder` cost: remembered for this very disk; else measured, for some tenths of a
+// What reads of `folder` cost: remembered for this very disk and, but for who only reads, for such
+// a buffer; else measured, for some tenths of a
 // second, on parameter files below it that are as large as the scratch file would be, else on a
 // scratch file, which is gone afterwards; else the default. Fails only when a scratch file can't be
 // removed, its own or one that a killed process left: it would hold space that nobody counts.
@@ -62,8 +64,9 @@ Status CheckRememberedCost(FileSystem* fs, const std::string& folder);
 // Removes the scratch file of a process that was killed. Fine when there is none.
 Status RemoveReadCostScratch(FileSystem* fs, const std::string& folder);
 
-// Times random single sectors and long sequential reads of `files` by `queue`, alternating, through
-// a buffer of its own. kUnavailable: files too small, or a clock that saw nothing.
+// Times random single sectors and long sequential reads of `files` by `queue`, alternating, as a
+// store with such a buffer keeps it busy, through a buffer of its own. kUnavailable: files too
+// small, or a clock that saw nothing.
 Result<ReadCost> MeasureReadCost(Clock* clock, ReadQueue* queue, std::span<File* const> files,
                                  std::uint64_t buffer_bytes);
 

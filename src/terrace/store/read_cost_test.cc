@@ -115,9 +115,49 @@ TEST(ReadCost, MeasuredAgainOnAnotherDisk) {
   EXPECT_EQ(known.origin, ReadCostOrigin::kMeasured);
   EXPECT_NEAR(known.cost.request_seconds, 80e-6, 1e-7);
   EXPECT_EQ(disk.Find().origin, ReadCostOrigin::kRemembered);
-  // Another way to read is another disk.
-  disk.options.read_queue.backend = "threads";
+  // Another way to read is another disk, though the same was asked for.
+  for (const char* name : {"io_uring", "threads"}) {
+    disk.fs.queue_name = name;
+    EXPECT_EQ(disk.Find().origin, ReadCostOrigin::kMeasured) << name;
+    EXPECT_EQ(disk.Find().origin, ReadCostOrigin::kRemembered) << name;
+  }
+  disk.options.read_queue.threads *= 2;
   EXPECT_EQ(disk.Find().origin, ReadCostOrigin::kMeasured);
+}
+
+// Short parts keep a disk less busy: a byte costs more. What is remembered is of such parts.
+TEST(ReadCost, ReadsAreThoseOfTheStoresBuffer) {
+  PricedDisk disk;
+  std::uint64_t longest = 0, most = 0;  // Bytes of a read, reads of a group.
+  disk.fs.after_reads = [&](std::span<const ReadRequest> requests) {
+    for (const ReadRequest& request : requests) longest = std::max(longest, request.bytes_read);
+    most = std::max<std::uint64_t>(most, requests.size());
+    const double bytes = static_cast<double>(requests[0].bytes_read * requests.size());
+    disk.clock.Advance(disk.cost.Seconds(static_cast<double>(requests.size()), bytes));
+  };
+  const auto find = [&](std::uint64_t buffer_bytes) {
+    longest = most = 0;
+    disk.options.buffer_bytes = buffer_bytes;
+    const KnownReadCost known = disk.Find();
+    EXPECT_NEAR(known.cost.request_seconds, 200e-6, 1e-6);
+    EXPECT_NEAR(known.cost.bytes_per_second, 2e8, 1e6);
+    return known.origin;
+  };
+  EXPECT_EQ(find(8 * kMiB), ReadCostOrigin::kMeasured);
+  EXPECT_EQ(longest, kMiB);
+  EXPECT_EQ(most, 64u);
+  EXPECT_EQ(find(256 << 10), ReadCostOrigin::kMeasured);
+  EXPECT_EQ(longest, 32u << 10);
+  EXPECT_EQ(find(300 << 10), ReadCostOrigin::kRemembered) << "some pages more are the same";
+  disk.options.read_only = true;
+  for (const std::uint64_t bytes : {std::uint64_t{256} << 10, kMiB, 8 * kMiB}) {
+    EXPECT_EQ(find(bytes), ReadCostOrigin::kRemembered) << "to a reader it says something";
+  }
+  disk.options.read_only = false;
+  EXPECT_EQ(find(256 << 10), ReadCostOrigin::kRemembered);
+  EXPECT_EQ(find(kMiB), ReadCostOrigin::kMeasured);
+  EXPECT_EQ(longest, kMiB / 8);
+  EXPECT_LE(most * 512, kMiB / 8);
 }
 
 TEST(ReadCost, DamagedMemoryIsIgnoredAndRewritten) {

@@ -403,7 +403,10 @@ Frame ScrubFrame(File* disk, const ScrubOptions& options, FileScrub* scrub, Scru
   return frame;
 }
 
-void Count(const SalvagedRecord& record, FileScrub* scrub) {
+void Count(const SalvagedRecord& record, FileScrub* scrub, RunningChecksum* told) {
+  const std::uint64_t words[] = {static_cast<std::uint64_t>(record.state), record.key,
+                                 record.version};
+  told->Update(std::as_bytes(std::span(words)));
   if (record.state == SalvagedRecord::State::kWhole) ++scrub->whole;
   if (record.state == SalvagedRecord::State::kLost) {
     scrub->lost.push_back({record.key, record.version});
@@ -466,9 +469,10 @@ FileScrub ScrubFile(FileSystem* fs, const ScrubOptions& options, const Manifest:
     scrub.mixed =
         HasPartsOfAnother(disk->get(), options.layout, file, table, scrub.most_sequence, buffers);
   }
+  RunningChecksum told;
   Result<WalkResult> walk = Walk(disk->get(), options, scrub, table, buffers, &findings,
                                  [&](const SalvagedRecord& record) {
-                                   Count(record, &scrub);
+                                   Count(record, &scrub, &told);
                                    return OkStatus();
                                  });
   if (!walk.ok()) {
@@ -477,6 +481,7 @@ FileScrub ScrubFile(FileSystem* fs, const ScrubOptions& options, const Manifest:
     return scrub;
   }
   scrub.unknown = std::move(walk->unknown);
+  scrub.told = told.Digest();
   if (frame.footer_holds && walk->records_checksum != frame.footer.records_checksum) {
     findings.Add(kBlockBytes, "the records fail their common checksum");
   }
@@ -490,19 +495,17 @@ Status WalkSalvaged(FileSystem* fs, const ScrubOptions& options, const FileScrub
   if (!scrub.present) return OkStatus();
   TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<File> disk, OpenForScrub(fs, options, scrub.path));
   FileScrub again;
+  RunningChecksum told;
   Findings nowhere(nullptr, scrub.path);
   const KeyTable table(disk.get(), options.layout.KeysOffset(scrub.file.rows), scrub.file.rows,
                        scrub.version, buffers->keys(), &nowhere);
   TERRACE_ASSIGN_OR_RETURN(WalkResult walk, Walk(disk.get(), options, scrub, table, buffers,
                                                  &nowhere, [&](const SalvagedRecord& record) {
-                                                   Count(record, &again);
+                                                   Count(record, &again, &told);
                                                    return visit(record);
                                                  }));
-  again.unknown = std::move(walk.unknown);
-  if (again.whole == scrub.whole && again.lost.size() == scrub.lost.size() &&
-      again.unknown_rows() == scrub.unknown_rows()) {
-    return OkStatus();
-  }
+  // As many may be lost as then, and be others.
+  if (told.Digest() == scrub.told && walk.unknown == scrub.unknown) return OkStatus();
   return UnavailableError(fmt::format(
       "{}: reads otherwise than a moment ago ({} records whole, now {}): is the disk failing?",
       scrub.path, scrub.whole, again.whole));

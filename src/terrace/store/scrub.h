@@ -32,6 +32,7 @@ struct UnknownRecords {
   std::uint64_t rows = 0;
   std::uint64_t least_hash = 0;
   std::uint64_t most_hash = ~std::uint64_t{0};
+  bool operator==(const UnknownRecords&) const = default;
 };
 
 // One parameter file, read whole.
@@ -54,6 +55,7 @@ struct FileScrub {
   // deletion is whole when those are known.
   std::vector<KeyEntry> lost;
   std::vector<UnknownRecords> unknown;
+  std::uint64_t told = 0;  // Checksum of state, key and version of each record, in its order.
 
   bool sound() const { return findings.empty(); }
   std::uint64_t unknown_rows() const {
@@ -89,8 +91,8 @@ struct SalvagedRecord {
   std::span<const std::byte> payload;  // Of a whole row; empty for a deletion.
 };
 
-// Walks the records of a file in its order, as ScrubFile judged them. kUnavailable: they read
-// otherwise than they did then.
+// Walks the records of a file in its order, as ScrubFile judged them. kUnavailable: one of them
+// reads otherwise than it did then; what was visited is to be thrown away.
 Status WalkSalvaged(FileSystem* fs, const ScrubOptions& options, const FileScrub& scrub,
                     ScrubBuffers* buffers,
                     const std::function<Status(const SalvagedRecord&)>& visit);

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "terrace/base/busy_clock.h"
 #include "terrace/base/clock.h"
 #include "terrace/base/ids.h"
 #include "terrace/base/mutex.h"
@@ -36,10 +37,12 @@ class DiskQuota {
   explicit DiskQuota(std::uint64_t limit_bytes, std::uint64_t limit_files = ~std::uint64_t{0})
       : limit_(limit_bytes), limit_files_(limit_files) {}
   // Somebody who holds bytes that he could do without. While it lives, `give` is called when a
-  // reservation does not fit, before it is tried once more, on the reserving thread.
+  // reservation does not fit, before it is tried once more, on the reserving thread; `room_made`,
+  // which may be empty, by TellRoomMade and TellRefused, on theirs.
   class Reclaimer {
    public:
-    Reclaimer(DiskQuota* quota, std::function<void()> give);
+    explicit Reclaimer(DiskQuota* quota, std::function<void()> give,
+                       std::function<void()> room_made = nullptr);
     ~Reclaimer();
     Reclaimer(const Reclaimer&) = delete;
     Reclaimer& operator=(const Reclaimer&) = delete;
@@ -47,11 +50,14 @@ class DiskQuota {
    private:
     friend class DiskQuota;
     DiskQuota* const quota_;
-    const std::function<void()> give_;
+    const std::function<void()> give_, room_made_;
+    // Guarded by the quota's rewrite_mu_.
+    bool refused_ = false;  // A rewrite, for another's sake.
+    int rewrites_ = 0;      // That go on.
   };
 
-  // kIo says what was asked, used and allowed, and names ssd.quota. `keep_free`: bytes that must
-  // stay free after it (the last checkpoint and one compaction output).
+  // kOutOfRoom says what was asked, used and allowed, and names ssd.quota. `keep_free`: bytes that
+  // must stay free after it (the last checkpoint and one compaction output).
   Status Reserve(std::uint64_t bytes, std::uint64_t keep_free) TERRACE_EXCLUDES(mu_);
   // Whether so many bytes are free, after reclaimers gave what they can if need be.
   bool HasFree(std::uint64_t bytes) { return Reserve(0, bytes).ok(); }
@@ -59,18 +65,49 @@ class DiskQuota {
   std::uint64_t used() const {
     return used_.load(std::memory_order_relaxed);
   }  // A count; orders nothing.
+  // Somebody's reservation that did not fit may fit now.
+  void TellRoomMade() TERRACE_EXCLUDES(mu_);
   std::uint64_t peak() const { return peak_.load(std::memory_order_relaxed); }
+
+  // In what stays free for a checkpoint there is room for one rewrite of all stores: whether this
+  // one may have it, until it gives it back; Await waits for another one to do so, and goes before
+  // those that try. TellRefused tells those that others have kept from it, or from places for
+  // files (BeginRewrite), once, that there may be room: none of these goes on, and whoever had it
+  // did not find enough even so.
+  bool TryTakeRewriteRoom(Reclaimer* by) TERRACE_EXCLUDES(rewrite_mu_);
+  void AwaitRewriteRoom(Reclaimer* by) TERRACE_EXCLUDES(rewrite_mu_);
+  void GiveRewriteRoom() TERRACE_EXCLUDES(rewrite_mu_);
+  void TellRefused() TERRACE_EXCLUDES(mu_, rewrite_mu_);
   std::uint64_t limit() const { return limit_; }
 
   // False: as many, and `keep_free` more, can't be open besides those that are.
   bool TakeFiles(std::uint64_t files, std::uint64_t keep_free);
   bool HasFreeFiles(std::uint64_t files) { return TakeFiles(0, files); }
+  // Likewise for the outputs of a rewrite, of any store, and it has begun; EndRewrite when its
+  // inputs have given theirs back. waits: blocks while other rewrites go on and there are too few;
+  // it holds none meanwhile, and goes before those that do not wait.
+  bool BeginRewrite(Reclaimer* by, std::uint64_t files, bool waits) TERRACE_EXCLUDES(rewrite_mu_);
+  void EndRewrite(Reclaimer* by) TERRACE_EXCLUDES(rewrite_mu_);
   // Of those that are open by now, whatever the limit; fewer than none give some back.
   void ChangeFiles(std::int64_t files) {
     files_.fetch_add(static_cast<std::uint64_t>(files), std::memory_order_relaxed);
   }
   std::uint64_t files() const { return files_.load(std::memory_order_relaxed); }
   std::uint64_t limit_files() const { return limit_files_; }
+
+  // What compaction may still do about the bytes that are used: of all stores, each of which tells
+  // its own part when it looks at it (CompactionPolicy::kModelSize).
+  struct Compactable {
+    std::uint64_t apart = 0;  // Of files that no rewrite frees, or that go without a further one.
+    std::uint64_t stale = 0;  // Of records that a rewrite leaves out.
+  };
+  void ChangeCompactable(const Compactable& before, const Compactable& now) {
+    apart_.fetch_add(now.apart - before.apart, std::memory_order_relaxed);
+    stale_.fetch_add(now.stale - before.stale, std::memory_order_relaxed);
+  }
+  Compactable compactable() const {
+    return {apart_.load(std::memory_order_relaxed), stale_.load(std::memory_order_relaxed)};
+  }
 
  private:
   // Has all reclaimers give what they can.
@@ -81,8 +118,15 @@ class DiskQuota {
   std::atomic<std::uint64_t> files_{0};
   std::atomic<std::uint64_t> used_{0};
   std::atomic<std::uint64_t> peak_{0};
+  std::atomic<std::uint64_t> apart_{0}, stale_{0};
   Mutex mu_;  // Before those of the reclaimers.
   std::vector<Reclaimer*> reclaimers_ TERRACE_GUARDED_BY(mu_);
+  Mutex rewrite_mu_;  // After mu_.
+  CondVar rewrite_room_given_, rewrite_ended_;
+  int rewrites_ TERRACE_GUARDED_BY(rewrite_mu_) = 0;          // That go on.
+  int waiting_rewrites_ TERRACE_GUARDED_BY(rewrite_mu_) = 0;  // For places.
+  const Reclaimer* rewrite_room_of_ TERRACE_GUARDED_BY(rewrite_mu_) = nullptr;
+  int rewrite_waiters_ TERRACE_GUARDED_BY(rewrite_mu_) = 0;
 };
 
 // How the rows of a batch are read: by a plan of what costs least, or all bytes of each file that
@@ -180,6 +224,8 @@ struct StoreOptions {
   // MakeRoom() and Drop() of this store), and says whether there is more room now. Runs on the
   // thread of that Write. Empty: nothing else can be done.
   std::function<Result<bool>(std::uint64_t bytes)> on_pressure;
+  // Counts the time in which any of the stores that share it is written to. Borrowed; may be null.
+  BusyClock* write_clock = nullptr;
   // Null: rows stay. Else rows that may go, and that no holder has, are dropped: first from the
   // index, by a sweep that reads all files once for each of its points; compaction then gives their
   // space back. Borrowed.
@@ -188,7 +234,7 @@ struct StoreOptions {
       false;  // A reader beside the trainer: nothing is written, removed or locked exclusively.
   CompactionPolicy compaction = CompactionPolicy::kGain;
   // Of kModelSize: by the quota's count and what it leaves free, without files that only manifests
-  // hold.
+  // hold, of all stores that share the quota.
   std::uint64_t most_run_bytes = 0;
 };
 
@@ -259,13 +305,20 @@ class Store {
   // Rows that a file of so many bytes has, or blocks of rows.
   static std::uint64_t FileRows(IndexKind index, std::uint32_t row_bytes, const GroupShape& shape,
                                 std::uint64_t file_bytes);
-  // Memory for each of them beside buffers and index, at most: entries of the file that is written
-  // and of two that are rewritten, what sorts them (32 bytes each), where rows were (8), and what
-  // is known of them.
+  // Rows that a new store has places for, as expected_rows counts them: of files of so many bytes,
+  // and of so many rows at most.
+  static std::uint64_t MostRows(IndexKind index, std::uint32_t row_bytes, const GroupShape& shape,
+                                std::uint64_t file_bytes, std::uint64_t most_file_rows);
+  // Memory for each of FileRows beside buffers and index, at most: entries of the file that is
+  // written and of two that are rewritten, what sorts them (32 bytes each), where rows were (8),
+  // and what is known of them.
   static constexpr std::uint64_t kFileRowBytes = 3 * 32 + 2 * 8 + 8;
   // Of StoreOptions::io_buffer_bytes, what such a store takes in any case: its records have to fit.
   static std::uint64_t LeastBufferBytes(IndexKind index, std::uint32_t row_bytes,
                                         const GroupShape& shape);
+  // Of the one for reads, where so much is wanted.
+  static std::uint64_t ReadBufferBytes(IndexKind index, std::uint32_t row_bytes,
+                                       const GroupShape& shape, std::uint64_t io_buffer_bytes);
   // Of a buffer that it has besides the three of so many bytes, at most.
   static std::uint64_t FurtherBufferBytes(IndexKind index, std::uint32_t row_bytes,
                                           const GroupShape& shape);
@@ -310,6 +363,10 @@ class Store {
                                                     std::span<const std::byte* const> rows,
                                                     std::span<const std::uint8_t> stored) = 0;
   virtual Status Publish(std::unique_ptr<StagedRows> staged) = 0;
+  // While true, a Write or Stage that finds no room fails before an old checkpoint goes for it, or
+  // other stores are asked (StoreOptions::on_pressure): who has staged others publishes them first,
+  // which makes rows stale, and tries again. Any thread.
+  virtual void KeepCheckpoints(bool keep) = 0;
   // So many new rows are to be published before long: an index by key that has to grow grows for
   // all of them at once, instead of a tenth at a time. Any thread.
   virtual void ExpectRows(std::uint64_t rows) = 0;
@@ -336,8 +393,8 @@ class Store {
   // Files, and places for them, that Write always leaves to compaction, whose outputs are few and
   // make room.
   static constexpr std::uint64_t kFilesForCompaction = 8;
-  // Bytes of the quota that Write, compaction that frees no file at once and the second of two
-  // rewrites leave free from now on, for the last checkpoint and one compaction output, and open
+  // Bytes of the quota that Write, compaction that frees no file at once and all rewrites of a run
+  // but one leave free from now on, for the last checkpoint and one compaction output, and open
   // files that Write leaves. Thread-safe.
   virtual void SetKeepFree(std::uint64_t bytes, std::uint64_t files = 0) = 0;
   // Until the next SetKeepFree Write takes of them: the checkpoint that they are for is being

@@ -5,10 +5,13 @@
 // the requests that the store made, once for the cheapest plan over the same number of random keys,
 // and beside the disk's rate of random sectors; writes beside the disk's rate in the same run, and
 // beside the rate that it has while it is read from as well, as compaction does.
-// Direct I/O: no page cache takes part.
+// Direct I/O: no page cache takes part. Each figure is a median (least..most, number of samples):
+// of tenths of the load, of reads and openings by --repeats, of rounds of updates by --rounds, each
+// of which begins when the last one's compaction is done.
 //
 //   store_bench [--tiny] [--folder F] [--keys N] [--row-bytes B] [--gap BYTES] [--repeats R]
-//               [--seed S] [--update-seconds T] [--read-threads N] [--whole-file 0|1] [--depth N]
+//               [--seed S] [--rounds R] [--update-seconds T] [--read-threads N] [--whole-file 0|1]
+//               [--depth N]
 //               [--batch N]...    (besides 20,000, 200,000 and 1,000,000)
 //               [--file-mib M] [--zipf 0|1] [--file-sizes 0|1]
 //               [--group 0|1]     (the index by group: what it is measured by is an index by key's)
@@ -17,11 +20,7 @@
 // of a parameter file costs: for sizes up to 256 MiB, uniform and Zipf overwrites with compaction
 // paid, and after them reads of the first size of batch, planned and by whole files.
 #include <algorithm>
-#include <array>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -29,13 +28,13 @@
 
 #include "terrace/base/clock.h"
 #include "terrace/base/memory.h"
-#include "terrace/base/mutex.h"
 #include "terrace/base/rng.h"
 #include "terrace/base/testing/bench_flags.h"
-#include "terrace/base/thread.h"
+#include "terrace/base/testing/bench_spread.h"
 #include "terrace/io/file_system.h"
 #include "terrace/store/read_cost.h"
 #include "terrace/store/store.h"
+#include "terrace/store/testing/bench_disk.h"
 #include "terrace/store/testing/bench_rows.h"
 #include "terrace/store/testing/bench_writes.h"
 
@@ -55,7 +54,8 @@ struct Settings {
   std::uint64_t depth = static_cast<std::uint64_t>(ReadQueueOptions().depth);
   std::uint64_t repeats = 5;
   std::uint64_t seed = 0;
-  std::uint64_t update_seconds = 10;
+  std::uint64_t rounds = 3;
+  std::uint64_t update_seconds = 10;  // Of a round.
   std::vector<std::uint64_t> batches = {20'000, 200'000, 1'000'000};
   std::uint64_t load_batch = 500'000;
   std::uint64_t disk_mib = 512;
@@ -64,123 +64,6 @@ struct Settings {
   bool tiny = false;  // Everything, on little.
   std::uint64_t file_sizes = 0;
   std::vector<std::uint64_t> sizes_mib = {4, 8, 16, 32, 64, 128, 256};
-};
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-// Bytes a second, sync included. beside(bytes) is called after each write.
-Result<double> MeasureWrites(
-    FileSystem* fs, const Settings& settings,
-    const std::function<void(std::uint64_t)>& beside = [](std::uint64_t) {}) {
-  const std::string path = JoinPath(settings.folder, "store_bench.disk");
-  TERRACE_RETURN_IF_ERROR(RemoveTree(fs, path));
-  const Clock* clock = Clock::Real();
-  const std::uint64_t bytes = settings.disk_mib * kMiB;
-  TERRACE_ASSIGN_OR_RETURN(HugeBuffer buffer, HugeBuffer::Allocate(8 * kMiB));
-  Rng rng(settings.seed);
-  for (std::uint64_t at = 0; at < buffer.size(); at += 8) {
-    const std::uint64_t word = rng.Next();
-    std::memcpy(buffer.data() + at, &word, 8);
-  }
-  TERRACE_ASSIGN_OR_RETURN(auto file, fs->Open(path, OpenMode::kCreateDirect));
-  const double start = clock->MonotonicSeconds();
-  for (std::uint64_t at = 0; at < bytes; at += buffer.size()) {
-    const std::uint64_t part = std::min(buffer.size(), bytes - at);
-    TERRACE_RETURN_IF_ERROR(file->WriteAt(at, buffer.span().first(part)));
-    beside(part);
-  }
-  TERRACE_RETURN_IF_ERROR(file->Sync());
-  const double rate = static_cast<double>(bytes) / (clock->MonotonicSeconds() - start);
-  TERRACE_RETURN_IF_ERROR(fs->Remove(path));
-  return rate;
-}
-
-std::vector<File*> Borrowed(const std::vector<std::unique_ptr<File>>& files) {
-  std::vector<File*> borrowed;
-  for (const auto& file : files) borrowed.push_back(file.get());
-  return borrowed;
-}
-
-// A thread that reads files from their beginnings to their ends, as many bytes as it is told.
-class SteadyReads {
- private:
-  static constexpr std::size_t kRequests = 4;
-  static constexpr double kMostBehind = 16.0 * kMiB;
-
- public:
-  static constexpr std::uint64_t kLeastFileBytes = kRequests * kMiB;
-
-  // REQUIRES: files of kLeastFileBytes. All are borrowed.
-  SteadyReads(ReadQueue* queue, std::vector<File*> files)
-      : queue_(queue), files_(std::move(files)) {}
-  ~SteadyReads() {
-    {
-      MutexLock lock(&mu_);
-      ended_ = true;
-      changed_.NotifyAll();
-    }
-    if (thread_.joinable()) thread_.Join();
-  }
-  Status Start() {
-    TERRACE_ASSIGN_OR_RETURN(buffer_, HugeBuffer::Allocate(kRequests * kMiB));
-    thread_ = Thread("reads", ThreadPriority::kNormal, [this] { Loop(); });
-    return OkStatus();
-  }
-  // Blocks: while more than kMostBehind bytes are left to read.
-  void Read(double bytes) {
-    MutexLock lock(&mu_);
-    wanted_ += bytes;
-    changed_.NotifyAll();
-    while (wanted_ > kMostBehind && status_.ok()) changed_.Wait(&mu_);
-  }
-  Status status() const {
-    MutexLock lock(&mu_);
-    return status_;
-  }
-
- private:
-  void Loop() {
-    for (std::size_t f = 0;; f = (f + 1) % files_.size()) {
-      const Result<std::uint64_t> size = files_[f]->Size();
-      Status status = size.status();
-      for (std::uint64_t at = 0; status.ok() && at + kRequests * kMiB <= *size;
-           at += kRequests * kMiB) {
-        {
-          MutexLock lock(&mu_);
-          while (wanted_ <= 0 && !ended_) changed_.Wait(&mu_);
-          if (ended_) return;
-        }
-        std::array<ReadRequest, kRequests> requests;
-        for (std::size_t i = 0; i < kRequests; ++i) {
-          requests[i].file = files_[f];
-          requests[i].offset = at + i * kMiB;
-          requests[i].buffer = buffer_.span().subspan(i * kMiB, kMiB);
-        }
-        status = queue_->Run(requests);
-        MutexLock lock(&mu_);
-        wanted_ -= static_cast<double>(kRequests * kMiB);
-        changed_.NotifyAll();
-      }
-      if (status.ok()) continue;
-      MutexLock lock(&mu_);
-      status_ = status;
-      changed_.NotifyAll();
-      return;
-    }
-  }
-
-  ReadQueue* const queue_;
-  const std::vector<File*> files_;
-  HugeBuffer buffer_;
-  mutable Mutex mu_;
-  CondVar changed_;
-  double wanted_ TERRACE_GUARDED_BY(mu_) = 0;
-  bool ended_ TERRACE_GUARDED_BY(mu_) = false;
-  Status status_ TERRACE_GUARDED_BY(mu_);
-  Thread thread_;
 };
 
 // n random records among all, and what the cheapest plan that reads them takes at any cost.
@@ -207,24 +90,27 @@ class PlanModel {
   std::vector<double> steps_;
 };
 
-// Medians of batches; shares are of what the disk gave a moment before.
+// Of batches; shares are of what the disk gave a moment before.
 struct ReadFigures {
-  std::vector<double> seconds;  // Sorted.
-  double cpu = 0, request_seconds = 0, bytes_per_second = 0;
-  double of_own_plan = 0, of_best_plan = 0, of_sectors = 0;
+  Spread rate;                                    // Keys a second.
+  Spread cpu, request_seconds, bytes_per_second;  // CPU: seconds a key.
+  Spread of_own_plan, of_best_plan, of_sectors;
   double requests_a_key = 0, bytes_a_key = 0;
 };
 
+// Of rounds of updates; rates are rows a second.
 struct UpdateFigures {
-  double written = 0;                                                            // Rows.
-  double writing = 0, waiting = 0, total = 0, longest = 0, median = 0, cpu = 0;  // Seconds.
-  double amplification = 0, of_disk = 0, of_both = 0, space = 0;
+  Spread rate, paid_rate;                // Until all is written; until compaction is done.
+  Spread longest, median, cpu, waiting;  // Seconds of a write, of a key; a share of the writing.
+  Spread amplification, of_disk, of_both, space;
 };
 
 class Bench {
  public:
   Bench(FileSystem* fs, const Settings& settings)
-      : fs_(fs), settings_(settings), rows_(settings.keys, settings.row_bytes, settings.seed + 1) {}
+      : fs_(fs),
+        settings_(settings),
+        rows_(settings.keys, settings.row_bytes, settings.seed, settings.seed + 1) {}
 
   Status Run();
   // One size of files, one line.
@@ -236,12 +122,12 @@ class Bench {
   Status MeasureBatches(std::uint64_t batch, ReadFigures* figures);
   Status ReadBatches(std::uint64_t batch);
   Status MeasureUpdates(UpdateFigures* figures);
+  Status CommitNewest();
+  Status OpenStore();
   Status Update();
   Status Reopen();
-  // What reads cost now, on the store's own files.
+  // What reads cost now, on the store's own files; in a tiny run as the scratch file said.
   Status MeasureReads();
-  // The store's files.
-  Result<std::vector<std::unique_ptr<File>>> OpenFiles(std::uint64_t least_bytes) const;
   // What writes cost now, with so many bytes read from the store's files for each that is written.
   Result<double> MeasureWritesBeside(double reads) const;
   void DrawKeys(std::uint64_t n);
@@ -251,11 +137,13 @@ class Bench {
 
   FileSystem* const fs_;
   const Settings settings_;
-  double disk_writes_ = 0;  // Bytes a second.
-  ReadCost cost_;           // Of the last measurement.
+  Spread disk_writes_;  // Bytes a second.
+  ReadCost cost_;       // Of the last measurement.
   StoreOptions options_;
   DiskQuota quota_{std::uint64_t{1} << 40};
   std::unique_ptr<Store> store_;
+  ManifestReference manifest_;  // Of the last commit.
+  std::uint64_t generation_ = 1;
   BenchRows rows_;
   std::vector<std::byte*> targets_;
 };
@@ -275,8 +163,8 @@ void Bench::FindPlaces() {
 std::vector<std::unique_ptr<BenchRows>> Bench::MakeRows() const {
   std::vector<std::unique_ptr<BenchRows>> rows;
   for (std::uint64_t i = 0; i < BenchWrites::kBatches; ++i) {
-    rows.push_back(
-        std::make_unique<BenchRows>(settings_.keys, settings_.row_bytes, settings_.seed + 2 + i));
+    rows.push_back(std::make_unique<BenchRows>(settings_.keys, settings_.row_bytes, settings_.seed,
+                                               settings_.seed + 2 + i));
   }
   return rows;
 }
@@ -286,29 +174,43 @@ Status Bench::Load() {
   // With the time in which rows are made.
   const double begin_load = clock->MonotonicSeconds();
   BenchWrites writes(store_.get(), MakeRows(), kNewKey);
+  PartRates parts(settings_.keys, begin_load);
   for (std::uint64_t begin = 0; begin < settings_.keys; begin += settings_.load_batch) {
     TERRACE_RETURN_IF_ERROR(writes.Write([&](BenchRows* rows) {
       rows->ChooseRange(begin, std::min(settings_.load_batch, settings_.keys - begin));
       rows->Make(1);
     }));
+    const std::uint64_t end = std::min(begin + settings_.load_batch, settings_.keys);
+    // The first batches are taken before any is written.
+    const double now = clock->MonotonicSeconds();
+    end <= BenchWrites::kBatches* settings_.load_batch ? parts.Skip(end, now)
+                                                       : parts.Done(end, now);
   }
   TERRACE_RETURN_IF_ERROR(writes.Finish());
   const double seconds = clock->MonotonicSeconds() - begin_load;
   const double cpu = writes.cpu_seconds();
   const double start = clock->MonotonicSeconds();
-  TERRACE_ASSIGN_OR_RETURN([[maybe_unused]] const ManifestReference reference, store_->Commit(1));
+  TERRACE_RETURN_IF_ERROR(CommitNewest());
   const double commit = clock->MonotonicSeconds() - start;
   const StoreStats stats = store_->stats();
   std::printf(
-      "load: %.2f M keys/s, %.2f GB/s (%.0f %% of the disk's writes); commit %.2f s; %llu files, "
-      "index %.2f bytes a key; CPU %.3f us a key\n",
+      "load: %.2f M keys/s, its parts %s, %.2f GB/s (%.0f %% of the disk's writes); commit %.2f s; "
+      "%llu files, index %.2f bytes a key; CPU %.3f us a key; n %zu\n",
       static_cast<double>(settings_.keys) / seconds * 1e-6,
+      SpreadOf(parts.rates()).Text(2, 1e-6).c_str(),
       static_cast<double>(stats.write_bytes) / seconds * 1e-9,
-      100 * static_cast<double>(stats.write_bytes) / seconds / disk_writes_, commit,
+      100 * static_cast<double>(stats.write_bytes) / seconds / disk_writes_.median, commit,
       static_cast<unsigned long long>(stats.files),
       static_cast<double>(stats.index_bytes) / static_cast<double>(stats.live_rows),
-      cpu / static_cast<double>(settings_.keys) * 1e6);
+      cpu / static_cast<double>(settings_.keys) * 1e6, parts.rates().size());
   return OkStatus();
+}
+
+// What only an older manifest names is neither compacted nor given back.
+Status Bench::CommitNewest() {
+  const std::uint64_t id = manifest_.id + 1;
+  TERRACE_ASSIGN_OR_RETURN(manifest_, store_->Commit(id));
+  return id == 1 ? OkStatus() : store_->Drop(id - 1);
 }
 
 Status Bench::ReadOnce(std::uint64_t n, double* seconds, double* cpu) {
@@ -321,37 +223,27 @@ Status Bench::ReadOnce(std::uint64_t n, double* seconds, double* cpu) {
   return rows_.AllRight() ? OkStatus() : InternalError("a row is lost or wrong");
 }
 
-Result<std::vector<std::unique_ptr<File>>> Bench::OpenFiles(std::uint64_t least_bytes) const {
-  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, fs_->List(options_.directory));
-  std::vector<std::unique_ptr<File>> files;
-  for (const FileInfo& entry : entries) {
-    if (!entry.name.starts_with("rows-") || entry.size < least_bytes) continue;
-    TERRACE_ASSIGN_OR_RETURN(
-        auto file, fs_->Open(JoinPath(options_.directory, entry.name), OpenMode::kReadDirect));
-    files.push_back(std::move(file));
-  }
-  return files;
-}
-
 Status Bench::MeasureReads() {
-  TERRACE_ASSIGN_OR_RETURN(const auto files, OpenFiles(kMiB));
-  if (files.empty()) return OkStatus();  // A tiny run: as the scratch file said.
-  TERRACE_ASSIGN_OR_RETURN(auto queue, fs_->NewReadQueue(options_.read_queue));
-  TERRACE_ASSIGN_OR_RETURN(cost_, MeasureReadCost(Clock::Real(), queue.get(), Borrowed(files),
-                                                  options_.io_buffer_bytes));
+  TERRACE_ASSIGN_OR_RETURN(
+      cost_, MeasureStoreReads(fs_, {options_.directory}, options_.read_queue,
+                               Store::ReadBufferBytes(options_.index, options_.row_bytes,
+                                                      options_.group, options_.io_buffer_bytes),
+                               cost_));
   return OkStatus();
 }
 
 Result<double> Bench::MeasureWritesBeside(double reads) const {
-  TERRACE_ASSIGN_OR_RETURN(const auto files, OpenFiles(SteadyReads::kLeastFileBytes));
-  if (files.empty()) return disk_writes_;  // A tiny run.
+  TERRACE_ASSIGN_OR_RETURN(const BenchFiles files, BenchFiles::Open(fs_, {options_.directory},
+                                                                    SteadyReads::kLeastFileBytes));
+  if (files.empty()) return disk_writes_.median;  // A tiny run.
   TERRACE_ASSIGN_OR_RETURN(auto queue, fs_->NewReadQueue(options_.read_queue));
-  SteadyReads steady(queue.get(), Borrowed(files));
+  SteadyReads steady(queue.get(), files.files());
   TERRACE_RETURN_IF_ERROR(steady.Start());
   TERRACE_ASSIGN_OR_RETURN(const double rate,
-                           MeasureWrites(fs_, settings_, [&](std::uint64_t bytes) {
-                             steady.Read(reads * static_cast<double>(bytes));
-                           }));
+                           MeasureDiskWrites(fs_, settings_.folder, settings_.disk_mib * kMiB,
+                                             settings_.seed, [&](std::uint64_t bytes) {
+                                               steady.Read(reads * static_cast<double>(bytes));
+                                             }));
   TERRACE_RETURN_IF_ERROR(steady.status());
   return rate;
 }
@@ -359,36 +251,35 @@ Result<double> Bench::MeasureWritesBeside(double reads) const {
 Status Bench::MeasureBatches(std::uint64_t batch, ReadFigures* figures) {
   const double record_bytes = static_cast<double>((settings_.row_bytes + 7) / 8 * 8 + 24);
   const PlanModel model(batch, settings_.keys, record_bytes, rows_.rng());
-  std::vector<double>& seconds = figures->seconds;
-  seconds.resize(settings_.repeats);
-  std::vector<double> of_own_plan, of_best_plan, of_sectors, cpu, a, b;
+  std::vector<double> rates, of_own_plan, of_best_plan, of_sectors, cpu, a, b;
   const auto n = static_cast<double>(batch);
   const StoreStats first = store_->stats();
   StoreStats before = first;
-  for (double& one : seconds) {
+  for (std::uint64_t repeat = 0; repeat < settings_.repeats; ++repeat) {
     // The disk is shared: what it gave a moment ago is what it is compared with.
     TERRACE_RETURN_IF_ERROR(MeasureReads());
-    double cpu_of_read;
-    TERRACE_RETURN_IF_ERROR(ReadOnce(batch, &one, &cpu_of_read));
+    double seconds, cpu_of_read;
+    TERRACE_RETURN_IF_ERROR(ReadOnce(batch, &seconds, &cpu_of_read));
     const StoreStats after = store_->stats();
     const double requests = static_cast<double>(after.read_requests - before.read_requests);
     const double bytes = static_cast<double>(after.read_bytes - before.read_bytes);
-    cpu.push_back(cpu_of_read);
+    rates.push_back(n / seconds);
+    cpu.push_back(cpu_of_read / n);
     a.push_back(cost_.request_seconds);
     b.push_back(cost_.bytes_per_second);
-    of_own_plan.push_back(cost_.Seconds(requests, bytes) / one);
-    of_best_plan.push_back(model.Seconds(cost_) / one);
-    of_sectors.push_back(n * cost_.Seconds(1, 512) / one);
+    of_own_plan.push_back(cost_.Seconds(requests, bytes) / seconds);
+    of_best_plan.push_back(model.Seconds(cost_) / seconds);
+    of_sectors.push_back(n * cost_.Seconds(1, 512) / seconds);
     before = after;
   }
-  std::sort(seconds.begin(), seconds.end());
   const auto rows = static_cast<double>(before.rows_read - first.rows_read);
-  figures->cpu = Median(cpu);
-  figures->request_seconds = Median(a);
-  figures->bytes_per_second = Median(b);
-  figures->of_own_plan = Median(of_own_plan);
-  figures->of_best_plan = Median(of_best_plan);
-  figures->of_sectors = Median(of_sectors);
+  figures->rate = SpreadOf(rates);
+  figures->cpu = SpreadOf(cpu);
+  figures->request_seconds = SpreadOf(a);
+  figures->bytes_per_second = SpreadOf(b);
+  figures->of_own_plan = SpreadOf(of_own_plan);
+  figures->of_best_plan = SpreadOf(of_best_plan);
+  figures->of_sectors = SpreadOf(of_sectors);
   figures->requests_a_key = static_cast<double>(before.read_requests - first.read_requests) / rows;
   figures->bytes_a_key = static_cast<double>(before.read_bytes - first.read_bytes) / rows;
   return OkStatus();
@@ -397,15 +288,16 @@ Status Bench::MeasureBatches(std::uint64_t batch, ReadFigures* figures) {
 Status Bench::ReadBatches(std::uint64_t batch) {
   ReadFigures read;
   TERRACE_RETURN_IF_ERROR(MeasureBatches(batch, &read));
-  const auto n = static_cast<double>(batch);
   std::printf(
-      "read %8llu keys: %.0f K keys/s (%.0f..%.0f), %.0f %% of the cheapest plan's model, %.0f %% "
-      "of its own plan's, %.0f %% of the disk's random sectors; a = %.2f us, b = %.2f GB/s; CPU "
-      "%.2f us a key; %.2f requests and %.0f bytes a key\n",
-      static_cast<unsigned long long>(batch), n / Median(read.seconds) * 1e-3,
-      n / read.seconds.back() * 1e-3, n / read.seconds.front() * 1e-3, 100 * read.of_best_plan,
-      100 * read.of_own_plan, 100 * read.of_sectors, read.request_seconds * 1e6,
-      read.bytes_per_second * 1e-9, read.cpu / n * 1e6, read.requests_a_key, read.bytes_a_key);
+      "read %8llu keys: %s K keys/s, %.0f %% (%.0f..%.0f) of the cheapest plan's model, %.0f %% of "
+      "its own plan's, %.0f %% of the disk's random sectors; a = %.2f us, b = %.2f GB/s; CPU %.2f "
+      "us a key (%.2f..%.2f); %.2f requests and %.0f bytes a key; n %zu\n",
+      static_cast<unsigned long long>(batch), read.rate.Text(0, 1e-3).c_str(),
+      100 * read.of_best_plan.median, 100 * read.of_best_plan.least, 100 * read.of_best_plan.most,
+      100 * read.of_own_plan.median, 100 * read.of_sectors.median,
+      read.request_seconds.median * 1e6, read.bytes_per_second.median * 1e-9, read.cpu.median * 1e6,
+      read.cpu.least * 1e6, read.cpu.most * 1e6, read.requests_a_key, read.bytes_a_key,
+      read.rate.samples);
   std::fflush(stdout);
   return OkStatus();
 }
@@ -413,38 +305,49 @@ Status Bench::ReadBatches(std::uint64_t batch) {
 Status Bench::MeasureUpdates(UpdateFigures* figures) {
   const Clock* clock = Clock::Real();
   const std::uint64_t batch = std::min<std::uint64_t>(200'000, settings_.keys / 4);
-  const StoreStats before = store_->stats();
-  std::uint64_t generation = 1;
-  // To the last moment, compaction's end included, and with the time in which rows are made.
-  const double begin = clock->MonotonicSeconds();
-  BenchWrites writes(store_.get(), MakeRows(), kStoredKey);
-  do {
-    ++generation;
-    TERRACE_RETURN_IF_ERROR(writes.Write([&](BenchRows* rows) {
-      settings_.zipf != 0 ? rows->ChooseZipf(batch) : rows->ChooseUniform(batch);
-      rows->Make(generation);
-    }));
-    figures->written += static_cast<double>(batch);
-    TERRACE_RETURN_IF_ERROR(store_->background_status());
-  } while (clock->MonotonicSeconds() - begin < static_cast<double>(settings_.update_seconds));
-  TERRACE_RETURN_IF_ERROR(writes.Finish());
-  figures->writing = clock->MonotonicSeconds() - begin;
-  TERRACE_RETURN_IF_ERROR(store_->CompactNow());
-  figures->total = clock->MonotonicSeconds() - begin;
-  figures->longest = *std::max_element(writes.seconds().begin(), writes.seconds().end());
-  figures->median = Median(writes.seconds());
-  figures->cpu = writes.cpu_seconds();
-  const StoreStats after = store_->stats();
-  const auto bytes = static_cast<double>(after.write_bytes - before.write_bytes);
-  figures->waiting = after.compaction_wait_seconds - before.compaction_wait_seconds;
-  figures->amplification =
-      bytes / (figures->written * static_cast<double>((settings_.row_bytes + 7) / 8 * 8 + 40));
-  figures->of_disk = bytes / figures->total / disk_writes_;
-  const auto read = static_cast<double>(after.read_bytes - before.read_bytes);
-  TERRACE_ASSIGN_OR_RETURN(const double beside, MeasureWritesBeside(read / bytes));
-  figures->of_both = bytes / figures->total / beside;
-  figures->space = static_cast<double>(after.disk_bytes - after.checkpoint_only_bytes) /
-                   static_cast<double>(after.live_bytes);
+  const double record_bytes = static_cast<double>((settings_.row_bytes + 7) / 8 * 8 + 40);
+  std::vector<double> rate, paid_rate, longest, median, cpu, waiting;
+  std::vector<double> amplification, of_disk, of_both, space;
+  for (std::uint64_t round = 0; round < settings_.rounds; ++round) {
+    TERRACE_RETURN_IF_ERROR(CommitNewest());
+    const StoreStats before = store_->stats();
+    double written = 0;
+    // To the last moment, compaction's end included, and with the time in which rows are made.
+    const double begin = clock->MonotonicSeconds();
+    BenchWrites writes(store_.get(), MakeRows(), kStoredKey);
+    do {
+      ++generation_;
+      TERRACE_RETURN_IF_ERROR(writes.Write([&](BenchRows* rows) {
+        settings_.zipf != 0 ? rows->ChooseZipf(batch) : rows->ChooseUniform(batch);
+        rows->Make(generation_);
+      }));
+      written += static_cast<double>(batch);
+      TERRACE_RETURN_IF_ERROR(store_->background_status());
+    } while (clock->MonotonicSeconds() - begin < static_cast<double>(settings_.update_seconds));
+    TERRACE_RETURN_IF_ERROR(writes.Finish());
+    const double writing = clock->MonotonicSeconds() - begin;
+    TERRACE_RETURN_IF_ERROR(store_->CompactNow());
+    const double total = clock->MonotonicSeconds() - begin;
+    const StoreStats after = store_->stats();
+    const auto bytes = static_cast<double>(after.write_bytes - before.write_bytes);
+    const auto read = static_cast<double>(after.read_bytes - before.read_bytes);
+    TERRACE_ASSIGN_OR_RETURN(const double beside, MeasureWritesBeside(read / bytes));
+    const Spread write = SpreadOf(writes.seconds());
+    rate.push_back(written / writing);
+    paid_rate.push_back(written / total);
+    longest.push_back(write.most);
+    median.push_back(write.median);
+    cpu.push_back(writes.cpu_seconds() / written);
+    waiting.push_back((after.compaction_wait_seconds - before.compaction_wait_seconds) / writing);
+    amplification.push_back(bytes / (written * record_bytes));
+    of_disk.push_back(bytes / total / disk_writes_.median);
+    of_both.push_back(bytes / total / beside);
+    space.push_back(static_cast<double>(after.disk_bytes - after.checkpoint_only_bytes) /
+                    static_cast<double>(after.live_bytes));
+  }
+  *figures = {SpreadOf(rate),    SpreadOf(paid_rate), SpreadOf(longest),       SpreadOf(median),
+              SpreadOf(cpu),     SpreadOf(waiting),   SpreadOf(amplification), SpreadOf(of_disk),
+              SpreadOf(of_both), SpreadOf(space)};
   return OkStatus();
 }
 
@@ -452,21 +355,20 @@ Status Bench::Update() {
   UpdateFigures update;
   TERRACE_RETURN_IF_ERROR(MeasureUpdates(&update));
   std::printf(
-      "update: %.2f M keys/s, with compaction paid to its end %.2f M keys/s at write "
-      "amplification %.2f (%.0f %% of what the disk's writes allow, %.0f %% of what they do beside "
-      "as many reads as compaction's), space %.2fx, longest write %.3f s of a median of %.3f, "
-      "%.0f %% of the writing for compaction to catch up, CPU of the writing threads %.3f us a "
-      "key\n",
-      update.written / update.writing * 1e-6, update.written / update.total * 1e-6,
-      update.amplification, 100 * update.of_disk, 100 * update.of_both, update.space,
-      update.longest, update.median, 100 * update.waiting / update.writing,
-      update.cpu / update.written * 1e6);
+      "update: %s M keys/s, with compaction paid to its end %s M keys/s at write amplification %s "
+      "(%s %% of what the disk's writes allow, %s %% of what they do beside as many reads as "
+      "compaction's), space %sx, longest write %s s of a median of %s, %s %% of the writing for "
+      "compaction to catch up, CPU of the writing threads %s us a key; n %zu\n",
+      update.rate.Text(2, 1e-6).c_str(), update.paid_rate.Text(2, 1e-6).c_str(),
+      update.amplification.Text(2).c_str(), update.of_disk.Text(0, 100).c_str(),
+      update.of_both.Text(0, 100).c_str(), update.space.Text(2).c_str(),
+      update.longest.Text(3).c_str(), update.median.Text(3).c_str(),
+      update.waiting.Text(0, 100).c_str(), update.cpu.Text(3, 1e6).c_str(), update.rate.samples);
   return OkStatus();
 }
 
 Status Bench::Reopen() {
-  TERRACE_ASSIGN_OR_RETURN(const ManifestReference reference, store_->Commit(2));
-  TERRACE_RETURN_IF_ERROR(store_->Drop(1));
+  TERRACE_RETURN_IF_ERROR(CommitNewest());
   const std::uint64_t rows = store_->stats().live_rows;
   std::vector<double> all, cpu, of_disk;
   for (std::uint64_t repeat = 0; repeat < settings_.repeats; ++repeat) {
@@ -474,8 +376,7 @@ Status Bench::Reopen() {
     TERRACE_RETURN_IF_ERROR(MeasureReads());
     const double cpu_before = ProcessCpuSeconds();
     const double start = Clock::Real()->MonotonicSeconds();
-    TERRACE_ASSIGN_OR_RETURN(
-        store_, Store::Open(fs_, Clock::Real(), &quota_, options_, reference, {&reference, 1}));
+    TERRACE_RETURN_IF_ERROR(OpenStore());
     const double seconds = Clock::Real()->MonotonicSeconds() - start;
     cpu.push_back(ProcessCpuSeconds() - cpu_before);
     all.push_back(seconds);
@@ -483,21 +384,30 @@ Status Bench::Reopen() {
     if (stats.live_rows != rows) return InternalError("rows are lost by reopening");
     of_disk.push_back(static_cast<double>(stats.read_bytes) / seconds / cost_.bytes_per_second);
   }
-  std::sort(all.begin(), all.end());
   const StoreStats stats = store_->stats();
   const auto n = static_cast<double>(rows);
+  const Spread seconds = SpreadOf(all);
   std::printf(
-      "open: %.3f s (%.3f..%.3f), CPU %.3f, %.2f M keys/s; %.1f bytes read a key, %.0f %% of the "
-      "disk's sequential rate; index %.2f bytes a key\n",
-      Median(all), all.front(), all.back(), Median(cpu), n / Median(all) * 1e-6,
-      static_cast<double>(stats.read_bytes) / n, 100 * Median(of_disk),
-      static_cast<double>(stats.index_bytes) / n);
+      "open: %s s, CPU %s, %.2f M keys/s; %.1f bytes read a key, %s %% of the disk's sequential "
+      "rate; index %.2f bytes a key; n %zu\n",
+      seconds.Text(3).c_str(), SpreadOf(cpu).Text(3).c_str(), n / seconds.median * 1e-6,
+      static_cast<double>(stats.read_bytes) / n, SpreadOf(of_disk).Text(0, 100).c_str(),
+      static_cast<double>(stats.index_bytes) / n, seconds.samples);
   double read_seconds, read_cpu;
   return ReadOnce(std::min<std::uint64_t>(settings_.keys / 2, 20'000), &read_seconds, &read_cpu);
 }
 
+// As the last commit left it. REQUIRES: it is not open.
+Status Bench::OpenStore() {
+  TERRACE_ASSIGN_OR_RETURN(
+      store_, Store::Open(fs_, Clock::Real(), &quota_, options_, manifest_, {&manifest_, 1}));
+  return OkStatus();
+}
+
 Status Bench::Prepare() {
-  TERRACE_ASSIGN_OR_RETURN(disk_writes_, MeasureWrites(fs_, settings_));
+  TERRACE_ASSIGN_OR_RETURN(disk_writes_,
+                           MeasureDiskWriteRounds(fs_, settings_.folder, settings_.disk_mib * kMiB,
+                                                  settings_.seed, settings_.rounds));
   options_.directory = JoinPath(settings_.folder, "store_bench.rows");
   options_.table = "bench";
   options_.row_bytes = static_cast<std::uint32_t>(settings_.row_bytes);
@@ -511,6 +421,8 @@ Status Bench::Prepare() {
   ReadCostOptions calibration;
   calibration.folder = settings_.folder;
   calibration.read_queue = options_.read_queue;
+  calibration.buffer_bytes = Store::ReadBufferBytes(options_.index, options_.row_bytes,
+                                                    options_.group, options_.io_buffer_bytes);
   calibration.quota = &quota_;
   const double start = Clock::Real()->MonotonicSeconds();
   TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, JoinPath(settings_.folder, "read-cost")));
@@ -521,11 +433,11 @@ Status Bench::Prepare() {
   options_.merge_gap_bytes =
       settings_.gap_bytes == ~std::uint64_t{0} ? cost_.MergeGapBytes() : settings_.gap_bytes;
   std::printf(
-      "disk: a = %.2f us a request, b = %.2f GB/s, measured in %.2f s%s; writes %.2f GB/s; "
+      "disk: a = %.2f us a request, b = %.2f GB/s, measured in %.2f s%s; writes %s GB/s; "
       "gaps of up to %.1f KiB are read over\n",
       cost_.request_seconds * 1e6, cost_.bytes_per_second * 1e-9,
-      Clock::Real()->MonotonicSeconds() - start, known.why.c_str(), disk_writes_ * 1e-9,
-      static_cast<double>(options_.merge_gap_bytes) / 1024);
+      Clock::Real()->MonotonicSeconds() - start, known.why.c_str(),
+      disk_writes_.Text(2, 1e-9).c_str(), static_cast<double>(options_.merge_gap_bytes) / 1024);
   TERRACE_ASSIGN_OR_RETURN(store_, Store::Create(fs_, Clock::Real(), &quota_, options_));
   return Load();
 }
@@ -534,27 +446,26 @@ Status Bench::RunFileSize() {
   TERRACE_RETURN_IF_ERROR(Prepare());
   UpdateFigures update;
   TERRACE_RETURN_IF_ERROR(MeasureUpdates(&update));
-  TERRACE_ASSIGN_OR_RETURN(const ManifestReference reference, store_->Commit(2));
-  TERRACE_RETURN_IF_ERROR(store_->Drop(1));
+  TERRACE_RETURN_IF_ERROR(CommitNewest());
   ReadFigures reads[2];
   for (const ReadMode mode : {ReadMode::kPlanned, ReadMode::kWholeFile}) {
     store_.reset();
     options_.read_mode = mode;
-    TERRACE_ASSIGN_OR_RETURN(
-        store_, Store::Open(fs_, Clock::Real(), &quota_, options_, reference, {&reference, 1}));
+    TERRACE_RETURN_IF_ERROR(OpenStore());
     TERRACE_RETURN_IF_ERROR(
         MeasureBatches(settings_.batches.front(), &reads[static_cast<int>(mode)]));
   }
   std::printf(
-      "files of %4llu MiB, %s: overwrites at %3.0f %% of what the disk's writes allow (%3.0f %% "
-      "beside as many reads as compaction's), write amplification %.2f, space %.2fx, longest write "
-      "%.1f "
-      "medians; reads of the cheapest plan's "
-      "model: planned %3.0f %%, whole_file %3.0f %%\n",
+      "files of %4llu MiB, %s: overwrites at %s %% of what the disk's writes allow (%s %% beside "
+      "as "
+      "many reads as compaction's), write amplification %s, space %sx, longest write %.1f medians; "
+      "reads of the cheapest plan's model: planned %s %%, whole_file %s %%; n %zu and %zu\n",
       static_cast<unsigned long long>(settings_.file_mib),
-      settings_.zipf != 0 ? "Zipf   " : "uniform", 100 * update.of_disk, 100 * update.of_both,
-      update.amplification, update.space, update.longest / update.median,
-      100 * reads[0].of_best_plan, 100 * reads[1].of_best_plan);
+      settings_.zipf != 0 ? "Zipf   " : "uniform", update.of_disk.Text(0, 100).c_str(),
+      update.of_both.Text(0, 100).c_str(), update.amplification.Text(2).c_str(),
+      update.space.Text(2).c_str(), update.longest.median / update.median.median,
+      reads[0].of_best_plan.Text(0, 100).c_str(), reads[1].of_best_plan.Text(0, 100).c_str(),
+      update.rate.samples, reads[0].rate.samples);
   std::fflush(stdout);
   store_.reset();
   return RemoveTree(fs_, options_.directory);
@@ -593,6 +504,7 @@ bool ParseArguments(int argc, char** argv, Settings* settings) {
     settings->batches = {200, 5'000};
     settings->load_batch = 5'000;
     settings->repeats = 2;
+    settings->rounds = 2;
     settings->update_seconds = 0;
     settings->disk_mib = 16;
     settings->sizes_mib = {1, 2};
@@ -604,6 +516,7 @@ bool ParseArguments(int argc, char** argv, Settings* settings) {
   flags.Add("gap", &settings->gap_bytes);
   flags.Add("repeats", &settings->repeats);
   flags.AddSeed(&settings->seed);
+  flags.Add("rounds", &settings->rounds);
   flags.Add("update-seconds", &settings->update_seconds);
   flags.Add("read-threads", &settings->read_threads);
   flags.Add("whole-file", &settings->whole_file);
@@ -614,11 +527,12 @@ bool ParseArguments(int argc, char** argv, Settings* settings) {
   flags.Add("file-sizes", &settings->file_sizes);
   if (!flags.Parse(argc, argv)) return false;
   if (settings->keys >= 1000 && settings->row_bytes >= 8 && settings->repeats > 0 &&
-      settings->file_mib > 0) {
+      settings->rounds > 0 && settings->file_mib > 0) {
     return true;
   }
   std::fprintf(stderr,
-               "store_bench: at least 1000 keys, rows of 8 bytes, one repeat and files of a MiB\n");
+               "store_bench: at least 1000 keys, rows of 8 bytes, one repeat and round, and files "
+               "of a MiB\n");
   return false;
 }
 

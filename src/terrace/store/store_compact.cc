@@ -65,22 +65,38 @@ void StoreImpl::AwaitCompaction(std::uint64_t rows) {
   }
 }
 
-std::uint64_t StoreImpl::RunBytes() const {
-  std::uint64_t bytes = quota_->used() + keep_free_.load(std::memory_order_relaxed);
-  for (const FilePtr& file : retired_) bytes -= file->info.bytes;
+void StoreImpl::TellCompactable() {
+  if (options_.compaction != CompactionPolicy::kModelSize || quota_ == nullptr) return;
+  DiskQuota::Compactable now;
+  for (const FilePtr& file : retired_) now.apart += file->info.bytes;
   for (const FilePtr& file : slots_) {
-    if (file != nullptr && file->compacting) bytes -= file->info.bytes;
+    if (file != nullptr && file->compacting) now.apart += file->info.bytes;
   }
-  for (const Spare& spare : spares_) bytes -= spare.bytes;
-  return bytes;
+  for (const Spare& spare : spares_) now.apart += spare.bytes;
+  // Of rewrites for which there is no room nothing can be hoped.
+  if (no_room_at_ != room_made_) {
+    now.stale =
+        StoreUse(/*as_rewritten=*/true).reclaimable * (layout_.record_bytes + kKeyEntryBytes);
+  }
+  quota_->ChangeCompactable(told_, now);
+  told_ = now;
 }
 
-std::vector<FilePtr> StoreImpl::DueFiles(bool freeing_only) const {
+StoreImpl::RunUse StoreImpl::UseOfRun() {
+  if (options_.compaction != CompactionPolicy::kModelSize) return {};
+  TellCompactable();
+  const DiskQuota::Compactable all = quota_->compactable();
+  const std::uint64_t used = quota_->used();
+  // What the others told may have gone meanwhile.
+  return {used - std::min(used, all.apart) + keep_free_.load(std::memory_order_relaxed), all.stale};
+}
+
+std::vector<FilePtr> StoreImpl::DueFiles(bool freeing_only) {
   std::vector<std::pair<double, FilePtr>> worth;
   std::vector<FilePtr> small;
   const FileUse store = StoreUse(/*as_rewritten=*/true);
-  const bool any = options_.compaction == CompactionPolicy::kModelSize && !freeing_only &&
-                   rule_.TakesAny(store, RunBytes(), layout_.record_bytes + kKeyEntryBytes);
+  const RunUse run = UseOfRun();
+  const bool any = !freeing_only && rule_.TakesAny(run.bytes, run.stale_bytes);
   const auto is_worth = [&](const FileUse& use) {
     return rule_.IsWorth(use) || (any && use.reclaimable > 0);
   };
@@ -95,7 +111,7 @@ std::vector<FilePtr> StoreImpl::DueFiles(bool freeing_only) const {
   }
   std::vector<FilePtr> due;
   // For space at once, what the policy would leave for later too.
-  if (!worth.empty() && (freeing_only || rule_.Due(UseWithStaged(store), RunBytes()))) {
+  if (!worth.empty() && (freeing_only || rule_.Due(UseWithStaged(store), run.bytes))) {
     std::sort(worth.begin(), worth.end(), [](const auto& x, const auto& y) {
       return x.first != y.first ? x.first > y.first : x.second->info.id < y.second->info.id;
     });
@@ -231,7 +247,7 @@ Status StoreImpl::CompactRound(Compactor* compactor, RoundFor whom, bool* more) 
     compaction_time_.Begin(clock_);
   }
   SyncPoint::Hit("store.compact.picked");
-  const bool reserved = ReserveRound(round);
+  const bool reserved = ReserveRound(whom, &round);
   Status status;
   if (reserved) status = Rewrite(compactor, &round);
   const bool done = reserved && status.ok();
@@ -243,16 +259,23 @@ Status StoreImpl::CompactRound(Compactor* compactor, RoundFor whom, bool* more) 
   } else if (!status.ok() && status.code() != StatusCode::kAborted) {
     status = Poison(status.WithContext(fmt::format("compacting {}", options_.directory)));
   }
+  if (round.has_rewrite_room) quota_->GiveRewriteRoom();
+  if (reserved) {
+    quota_->EndRewrite(&*reclaimer_);
+    // Also in other stores: what was reserved and not used, what was left alone for its sake.
+    quota_->TellRoomMade();
+  } else {
+    quota_->TellRefused();
+  }
   bool idle;
   {
     MutexLock lock(&mu_);
     compaction_time_.End(clock_);
     ++rounds_ended_;
     compacted_.NotifyAll();
-    if (reserved) {
-      RoomMade();  // What was reserved and not used, and what was left alone for its sake.
-    } else {
+    if (!reserved) {
       no_room_at_ = round.room_made;  // Not a failure: it goes on when room is made.
+      TellCompactable();
     }
     // A round beside another one, which may have ended by now, left more space alone.
     *more = done || (!reserved && (room_made_ != round.room_made || AwaitOtherRound(whom) ||
@@ -266,15 +289,37 @@ Status StoreImpl::CompactRound(Compactor* compactor, RoundFor whom, bool* more) 
   return status;
 }
 
-bool StoreImpl::ReserveRound(const Compaction& round) {
-  if (!ReserveSlots(round.files, /*spare=*/0, /*keep_files=*/0)) return false;
-  // What frees no space at once must leave the last checkpoint its share, and so must the second of
-  // two rounds: a checkpoint counts on the space of one.
-  const bool keeps_free = !round.frees || !round.alone;
-  if (TakeSpace(round.space, keeps_free ? keep_free_.load(std::memory_order_relaxed) : 0).ok()) {
-    return true;
+bool StoreImpl::ReserveRound(RoundFor whom, Compaction* round) {
+  // What frees no space at once must leave the last checkpoint its share, and so must each round
+  // but one: a checkpoint counts on the space of one.
+  const bool waits = whom != RoundFor::kBackground;
+  if (!BeginRewrite(round->files, waits)) return false;
+  round->has_rewrite_room = round->frees && quota_->TryTakeRewriteRoom(&*reclaimer_);
+  const auto take = [&] {
+    const bool takes_of_it = round->has_rewrite_room;
+    return TakeSpace(round->space, takes_of_it ? 0 : keep_free_.load(std::memory_order_relaxed))
+        .ok();
+  };
+  if (take()) return true;
+  if (round->frees && !round->has_rewrite_room && waits) {
+    quota_->AwaitRewriteRoom(&*reclaimer_);
+    round->has_rewrite_room = true;
+    if (take()) return true;
   }
-  ReleaseSlots(round.files);
+  ReleaseSlots(round->files);
+  quota_->EndRewrite(&*reclaimer_);
+  return false;
+}
+
+bool StoreImpl::BeginRewrite(std::uint64_t files, bool waits) {
+  if (!quota_->BeginRewrite(&*reclaimer_, files, waits)) return false;
+  MutexLock lock(&mu_);
+  counted_slots_ += files;
+  reserved_slots_ += files;
+  if (used_slots() <= index_->max_slots()) return true;
+  reserved_slots_ -= files;
+  CountFiles();
+  quota_->EndRewrite(&*reclaimer_);
   return false;
 }
 

@@ -3,9 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "terrace/base/rng.h"
 #include "terrace/io/testing/memory_file_system.h"
@@ -165,6 +169,91 @@ TEST(StoreCompaction, ModelSizeTakesFilesBelowTheStaleShareWhereUseIsAboveTheLim
   }
 }
 
+// Of a run of several stores that share its quota, with rows beside which what a file takes besides
+// is little.
+Result<std::unique_ptr<Store>> ShardOfRun(FileSystem* fs, DiskQuota* quota, std::uint32_t shard,
+                                          std::uint64_t most_run_bytes) {
+  StoreOptions options = Options(CompactionPolicy::kModelSize, 0.3333);
+  options.directory = fmt::format("store{}", shard);
+  options.shard = shard;
+  options.row_bytes = 200;
+  options.file_bytes = 300 * 240;
+  options.most_run_bytes = most_run_bytes;
+  options.spare_files = 0;
+  return Store::Create(fs, Clock::Real(), quota, options);
+}
+
+// Every nth of kKeys rows from one of them on, whose hashes lie evenly, so that each file has as
+// many of them.
+Status WriteEvery(std::uint64_t nth, Store* store, std::uint64_t from = 0) {
+  std::vector<Key> keys;
+  for (std::uint64_t i = from; i < kKeys; i += nth) keys.push_back(UnmixKey(i << 44));
+  const std::vector<std::byte> row = TestRow(nth, 1, 200);
+  const std::vector<const std::byte*> rows(keys.size(), row.data());
+  return store->Write(keys, rows, std::vector<std::uint8_t>(keys.size(), nth == 1 ? 0 : 1));
+}
+
+// The limit is the run's: what only two stores together can give is taken from both.
+TEST(StoreCompaction, ModelSizeCountsTheStoresOfARunTogether) {
+  std::uint64_t loaded = 0, most_run_bytes = std::uint64_t{1} << 40;
+  for (const bool limited : {false, true}) {
+    SCOPED_TRACE(limited);
+    MemoryFileSystem fs;
+    DiskQuota quota(1 << 30);
+    std::vector<std::unique_ptr<Store>> stores;
+    for (std::uint32_t shard = 0; shard < 2; ++shard) {
+      auto store = ShardOfRun(&fs, &quota, shard, most_run_bytes);
+      TERRACE_ASSERT_OK(store);
+      stores.push_back(std::move(*store));
+    }
+    for (const auto& store : stores) TERRACE_ASSERT_OK(WriteEvery(1, store.get()));
+    if (!limited) loaded = quota.used();
+    for (const auto& store : stores) TERRACE_ASSERT_OK(WriteEvery(5, store.get()));
+    for (int round = 0; round < 2; ++round) {
+      for (const auto& store : stores) TERRACE_ASSERT_OK(store->CompactNow());
+    }
+    if (!limited) {
+      most_run_bytes = quota.used() - (quota.used() - loaded) / 5 * 3;
+      for (const auto& store : stores) {
+        EXPECT_EQ(store->stats().compactions, 0u);
+        EXPECT_LT(store->stats().stale_bytes, quota.used() - most_run_bytes);
+      }
+      continue;
+    }
+    EXPECT_LE(quota.used(), most_run_bytes);
+    for (const auto& store : stores) EXPECT_GT(store->stats().compactions, 0u);
+  }
+}
+
+// What one store can't give, for want of room to rewrite it, does not make another one copy its
+// rows again and again.
+TEST(StoreCompaction, ModelSizeCountsOnNoStoreWithoutRoom) {
+  MemoryFileSystem fs;
+  DiskQuota quota(1 << 30);
+  const std::uint64_t most_run_bytes = quota.limit() - (300 << 10);
+  auto full = ShardOfRun(&fs, &quota, 1, most_run_bytes);
+  auto busy = ShardOfRun(&fs, &quota, 2, most_run_bytes);
+  TERRACE_ASSERT_OK(full);
+  TERRACE_ASSERT_OK(busy);
+  for (Store* store : {full->get(), busy->get()}) TERRACE_ASSERT_OK(WriteEvery(1, store));
+  TERRACE_ASSERT_OK((*full)->Commit(1));
+  TERRACE_ASSERT_OK(WriteEvery(5, full->get()));
+  const std::uint64_t free = quota.limit() - quota.used();
+  for (Store* store : {full->get(), busy->get()}) {
+    store->SetKeepFree(free);
+    store->OpenReserve();
+  }
+  TERRACE_ASSERT_OK((*full)->CompactNow());
+  EXPECT_EQ((*full)->stats().compactions, 0u);
+  const std::uint64_t rows = (*busy)->stats().rows_written;
+  for (std::uint64_t i = 0; i < 50; ++i) {
+    TERRACE_ASSERT_OK(WriteEvery(kKeys, busy->get(), i * kKeys / 50));
+  }
+  // Small files are merged.
+  EXPECT_LT((*busy)->stats().rows_compacted, 500u);
+  EXPECT_EQ((*busy)->stats().rows_written, rows + 50);
+}
+
 // What no compaction could free does not make it rewrite files for ever.
 TEST(StoreCompaction, ModelSizeEndsWhereItsSpaceIsTooSmall) {
   MemoryFileSystem fs;
@@ -202,10 +291,10 @@ TEST(CompactionRule, ModelSizePutsTheFewestNewestRowsFirst) {
   EXPECT_GT(rule.Rank({10, 5}, 1), rule.Rank({100, 90}, 1));
   EXPECT_FALSE(rule.Due({100, 99}, 100));
   EXPECT_TRUE(rule.Due({100, 1}, 101));
-  EXPECT_FALSE(rule.TakesAny({100, 20}, 100, 10)) << "not above the limit";
-  EXPECT_TRUE(rule.TakesAny({100, 20}, 300, 10));
-  EXPECT_FALSE(rule.TakesAny({100, 20}, 301, 10)) << "that would not be enough";
-  EXPECT_FALSE(CompactionRule(StoreOptions()).TakesAny({100, 20}, 101, 10));
+  EXPECT_FALSE(rule.TakesAny(100, 200)) << "not above the limit";
+  EXPECT_TRUE(rule.TakesAny(300, 200));
+  EXPECT_FALSE(rule.TakesAny(301, 200)) << "that would not be enough";
+  EXPECT_FALSE(CompactionRule(StoreOptions()).TakesAny(101, 200));
 }
 
 // Deletions that an older version still needs are written anew as they are: that frees nothing, and

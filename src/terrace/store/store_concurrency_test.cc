@@ -5,9 +5,13 @@
 
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "terrace/base/ids.h"
 #include "terrace/base/mutex.h"
@@ -539,6 +543,110 @@ TEST_P(TwoRounds, ACallerBesideARoundWithoutRoom) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, TwoRounds, testing::Range<std::uint64_t>(1, 5));
+
+// Three stores of a run, half of whose records are stale once the last write is published. What
+// each is to keep free is all of the quota: a rewrite takes of it, or finds no room.
+class StoresOfARun {
+ public:
+  explicit StoresOfARun(DiskQuota* quota) {
+    options_.background_compaction = true;
+    options_.spare_files = 0;
+    for (std::uint64_t i = 0; i < 3000; ++i) keys_.push_back(MixKey(i));
+    row_ = TestRow(1, 1, options_.row_bytes);
+    for (std::uint32_t shard = 0; shard < 3; ++shard) {
+      options_.shard = shard;
+      options_.directory = fmt::format("store{}", shard);
+      auto store = Store::Create(&fs_, Clock::Real(), quota, options_);
+      EXPECT_TRUE(store.ok());
+      stores.push_back(std::move(*store));
+      EXPECT_TRUE(stores.back()->Write(keys_, Rows(keys_.size()), {}).ok());
+    }
+  }
+  void Stage() {
+    std::vector<Key> most;
+    for (std::size_t i = 0; i < keys_.size(); ++i) {
+      if (i % 3 != 0) most.push_back(keys_[i]);
+    }
+    const std::vector<std::uint8_t> known(most.size(), 1);
+    for (const auto& store : stores) {
+      auto staged = store->Stage(most, Rows(most.size()), known);
+      EXPECT_TRUE(staged.ok());
+      staged_.push_back(std::move(*staged));
+      store->SetKeepFree(kQuota);
+    }
+  }
+  void Publish() {
+    for (std::size_t s = 0; s < stores.size(); ++s) {
+      TERRACE_EXPECT_OK(stores[s]->Publish(std::move(staged_[s])));
+    }
+  }
+
+ private:
+  std::vector<const std::byte*> Rows(std::size_t count) const { return {count, row_.data()}; }
+
+  MemoryFileSystem fs_;  // Before the stores, whose threads use it to their end.
+  StoreOptions options_ = StoreHarness::TinyOptions();
+  std::vector<Key> keys_;
+  std::vector<std::byte> row_;
+
+ public:
+  std::vector<std::unique_ptr<Store>> stores;
+
+ private:
+  std::vector<std::unique_ptr<StagedRows>> staged_;
+};
+
+// What stays free for a checkpoint has room for one rewrite, of whichever store of the run.
+TEST(StoreThreads, OneRewriteOfAllStoresTakesOfWhatIsLeftFree) {
+  static std::atomic<int> picked, stopped;
+  static std::atomic<bool> go_on;
+  picked = stopped = 0;
+  go_on = false;
+  DiskQuota quota(kQuota);
+  StoresOfARun run(&quota);
+  SyncPoint::Arm([](std::string_view name) {
+    if (name == "store.compact.picked") ++picked;
+    if (name != "store.compact.before_publish") return;
+    ++stopped;
+    while (!go_on) sched_yield();
+  });
+  run.Stage();
+  run.Publish();
+  while (stopped == 0 || picked < 4) sched_yield();
+  // In a program that lets them, the others have come there too by then.
+  const double end = Clock::Real()->MonotonicSeconds() + 0.2;
+  while (stopped == 1 && Clock::Real()->MonotonicSeconds() < end) sched_yield();
+  EXPECT_EQ(stopped, 1);
+  go_on = true;
+  // Each has its turn, though nobody writes.
+  for (const auto& store : run.stores) {
+    const double last = Clock::Real()->MonotonicSeconds() + 60;  // Of a test that fails.
+    while (store->stats().compactions == 0 && Clock::Real()->MonotonicSeconds() < last) {
+      sched_yield();
+    }
+    EXPECT_GT(store->stats().compactions, 0u);
+    TERRACE_EXPECT_OK(store->background_status());
+  }
+  SyncPoint::Arm(nullptr);
+}
+
+// None finds room, and each has kept others from trying: they try once more each, and then rest.
+TEST(StoreThreads, StoresWithoutRoomDoNotWakeEachOtherForEver) {
+  static std::atomic<int> picked;
+  picked = 0;
+  DiskQuota quota(kQuota);
+  StoresOfARun run(&quota);
+  run.Stage();
+  TERRACE_ASSERT_OK(quota.Reserve(quota.limit() - quota.used(), 0));
+  SyncPoint::Arm([](std::string_view name) { picked += name == "store.compact.picked" ? 1 : 0; });
+  run.Publish();
+  while (picked < 3) sched_yield();
+  const double end = Clock::Real()->MonotonicSeconds() + 0.2;
+  while (Clock::Real()->MonotonicSeconds() < end) sched_yield();
+  EXPECT_LT(picked, 200);
+  SyncPoint::Arm(nullptr);
+  for (const auto& store : run.stores) EXPECT_EQ(store->stats().compactions, 0u);
+}
 
 TEST(StoreThreads, ClosesDuringCompaction) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {

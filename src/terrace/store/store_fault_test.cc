@@ -207,7 +207,7 @@ TEST_P(StoreCrash, AtEachOperation) {
   for (auto policy :
        {MemoryFileSystem::CrashPolicy::kLoseUnsynced, MemoryFileSystem::CrashPolicy::kKeepAll,
         MemoryFileSystem::CrashPolicy::kRandom}) {
-    for (std::uint64_t at = FirstOperation(); at <= operations + 1; at += 3 * kStride) {
+    for (std::uint64_t at = FirstOperation(); at <= operations + 1; at += kStride) {
       CrashOnce(GetParam(), 3, policy, at);
       if (::testing::Test::HasFailure()) return;
     }

@@ -127,6 +127,7 @@ Status StoreImpl::RemoveGone() {
   if (!gone.empty()) {
     MutexLock lock(&mu_);
     RoomMade();
+    TellCompactable();
     --removing_;
     compacted_.NotifyAll();
   }
@@ -201,6 +202,8 @@ void StoreImpl::RemoveSpares() {
     MutexLock lock(&mu_);
     spares_.push_back(std::move(spare));  // On the disk and in the quota.
   }
+  MutexLock lock(&mu_);
+  TellCompactable();
 }
 
 Result<std::unique_ptr<File>> StoreImpl::OpenNew(std::uint64_t id, std::uint64_t bytes) {

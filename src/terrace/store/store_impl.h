@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "terrace/base/busy_clock.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/mutex.h"
 #include "terrace/base/thread.h"
@@ -60,23 +61,6 @@ struct StoredFile {
 };
 using FilePtr = std::shared_ptr<StoredFile>;
 
-// Time in which something goes on, perhaps several times over: each moment counts once.
-struct BusyTime {
-  int active = 0;
-  std::int64_t since = 0, nanos = 0;
-
-  void Begin(const Clock* clock) {
-    if (active++ == 0) since = clock->MonotonicNanos();
-  }
-  void End(const Clock* clock) {
-    if (--active == 0) nanos += clock->MonotonicNanos() - since;
-  }
-  double Seconds(const Clock* clock) const {
-    const std::int64_t going_on = active > 0 ? clock->MonotonicNanos() - since : 0;
-    return static_cast<double>(nanos + going_on) * 1e-9;
-  }
-};
-
 class StoreImpl final : public Store {
  public:
   // groups: 0, or how many the rows, which are then blocks of rows of so many bytes, belong to
@@ -103,6 +87,9 @@ class StoreImpl final : public Store {
                                             std::span<const std::byte* const> rows,
                                             std::span<const std::uint8_t> stored) override;
   Status Publish(std::unique_ptr<StagedRows> staged) override;
+  void KeepCheckpoints(bool keep) override {
+    keep_checkpoints_.store(keep, std::memory_order_relaxed);
+  }
   void ExpectRows(std::uint64_t rows) override;
   Status Erase(std::span<const Key> keys) override;
   Result<ManifestReference> Commit(std::uint64_t id) override;
@@ -327,16 +314,19 @@ class StoreImpl final : public Store {
     ++room_made_;
     compaction_wanted_.NotifyAll();
   }
-  // Space and slots for its outputs.
-  bool ReserveRound(const Compaction& round) TERRACE_EXCLUDES(mu_);
+  // Space and slots for its outputs, perhaps in the room for one rewrite (DiskQuota). Callers wait
+  // for slots that rounds of other stores have; the slots come first, so that no round waits for
+  // them with something that another one needs.
+  bool ReserveRound(RoundFor whom, Compaction* round) TERRACE_EXCLUDES(mu_);
+  bool BeginRewrite(std::uint64_t files, bool waits) TERRACE_EXCLUDES(mu_);
   // Its outputs are part of the store from here on, and inputs without newest rows no longer.
   void ReleaseFiles(Compaction* round) TERRACE_EXCLUDES(mu_);
   Status CompactAll() TERRACE_EXCLUDES(mu_);
   // Until that is enough or none is due.
   Status CompactUntil(RoundFor whom, const std::function<bool()>& enough) TERRACE_EXCLUDES(mu_);
   // The files that are to be compacted, in this order; none: none is due.
-  std::vector<FilePtr> DueFiles(bool freeing_only) const TERRACE_REQUIRES(mu_);
-  bool CompactionDue() const TERRACE_REQUIRES(mu_) {
+  std::vector<FilePtr> DueFiles(bool freeing_only) TERRACE_REQUIRES(mu_);
+  bool CompactionDue() TERRACE_REQUIRES(mu_) {
     return no_room_at_ != room_made_ && !DueFiles(/*freeing_only=*/false).empty();
   }
   void PickInputs(bool freeing_only, Compaction* round) TERRACE_REQUIRES(mu_);
@@ -353,9 +343,15 @@ class StoreImpl final : public Store {
   }
   void CountStaged(StagedFiles* staged) TERRACE_EXCLUDES(mu_);
   void ForgetStaged(StagedFiles* staged) TERRACE_EXCLUDES(mu_);
-  // Of the run as if the rounds that go on had ended, with what stays free for its next checkpoint,
-  // without what compaction can't free.
-  std::uint64_t RunBytes() const TERRACE_REQUIRES(mu_);
+  struct RunUse {
+    // As if the rounds that go on had ended, with what stays free for the next checkpoint, without
+    // what compaction can't free.
+    std::uint64_t bytes = 0;
+    std::uint64_t stale_bytes = 0;  // That rewrites would free.
+  };
+  // Of the policy that asks for it; tells the other stores this one's part.
+  RunUse UseOfRun() TERRACE_REQUIRES(mu_);
+  void TellCompactable() TERRACE_REQUIRES(mu_);
 
   // --- store_rewrite.cc
   // Rewrites the inputs of the round, which has its space and slots, and publishes its outputs.
@@ -485,9 +481,11 @@ class StoreImpl final : public Store {
   // How often files went or space came back, and how often when compaction last found no room.
   std::uint64_t room_made_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t no_room_at_ TERRACE_GUARDED_BY(mu_) = ~std::uint64_t{0};
+  DiskQuota::Compactable told_ TERRACE_GUARDED_BY(mu_);
 
   // Relaxed atomics: counters for stats(), and a flag whose effect may come a little later.
   std::atomic<bool> stopping_{false};
+  std::atomic<bool> keep_checkpoints_{false};  // Of the caller's own thread, as a rule.
   std::atomic<std::uint64_t> keep_free_{0}, writes_keep_free_{0}, writes_keep_files_{0};
   std::atomic<std::uint64_t> disk_bytes_{0};
   std::atomic<std::uint64_t> read_bytes_{0}, write_bytes_{0}, read_requests_{0};
@@ -498,13 +496,14 @@ class StoreImpl final : public Store {
 };
 
 struct StoreImpl::Compaction {
-  std::vector<FilePtr> inputs;  // By id.
-  std::uint64_t rows_left = 0;  // Newest ones without a place in an output, at most.
-  std::uint64_t space = 0;      // Reserved for outputs.
-  std::uint64_t files = 0;      // Outputs that are to come, at most.
-  bool frees = true;            // No checkpoint needs an input.
-  bool alone = true;            // No other round was going on at its beginning,
-  std::uint64_t room_made = 0;  // when room had been made so often.
+  std::vector<FilePtr> inputs;    // By id.
+  std::uint64_t rows_left = 0;    // Newest ones without a place in an output, at most.
+  std::uint64_t space = 0;        // Reserved for outputs.
+  std::uint64_t files = 0;        // Outputs that are to come, at most.
+  bool frees = true;              // No checkpoint needs an input.
+  bool has_rewrite_room = false;  // Of the quota.
+  bool alone = true;              // No other round was going on at its beginning,
+  std::uint64_t room_made = 0;    // when room had been made so often.
   // Hashes of the newest deletions among the inputs of which an older version is in some other
   // file, sorted; the other deletions end here.
   std::vector<std::uint64_t> needed_deletions;

@@ -34,6 +34,14 @@ std::uint64_t FileIdOf(std::string_view name) {
   return id;
 }
 
+// Of the files that a store writes.
+std::uint64_t RecordsPerFile(std::uint64_t file_rows, std::uint64_t most_file_rows) {
+  return std::clamp<std::uint64_t>(file_rows, 1, std::max<std::uint64_t>(most_file_rows, 1));
+}
+
+// Of the index of files that have no more rows than so many.
+int RowBitsFor(std::uint64_t most_rows) { return std::bit_width(most_rows - 1); }
+
 Status CheckOptions(const StoreOptions& options) {
   if (options.directory.empty()) return InvalidArgumentError("a store needs a directory");
   if (options.row_bytes == 0 || options.row_bytes > kMaxRowBytes) {
@@ -58,6 +66,18 @@ std::uint64_t Store::FileRows(IndexKind index, std::uint32_t row_bytes, const Gr
       kRecordHeadBytes + AlignUp(RecordRowBytes(index, row_bytes, shape.block_bytes), 8) +
       kKeyEntryBytes;
   return std::clamp<std::uint64_t>(file_bytes / record_bytes, 1, kMaxRowsPerFile);
+}
+
+std::uint64_t Store::MostRows(IndexKind index, std::uint32_t row_bytes, const GroupShape& shape,
+                              std::uint64_t file_bytes, std::uint64_t most_file_rows) {
+  const std::uint64_t file_records =
+      RecordsPerFile(FileRows(index, row_bytes, shape, file_bytes), most_file_rows);
+  const std::uint64_t files =
+      KeyIndex::SlotsFor(RowBitsFor(file_records)) - Store::kFilesForCompaction;
+  const std::uint64_t records = files * file_records;
+  if (index == IndexKind::kKey) return records;
+  const GroupLayout layout = GroupLayout::Of(row_bytes, shape.block_bytes);
+  return layout.FilterRows(std::min(records, GroupDirectory::kMostGroups));
 }
 
 std::uint64_t Store::LeastBufferBytes(IndexKind index, std::uint32_t row_bytes,
@@ -117,26 +137,26 @@ StoreImpl::StoreImpl(FileSystem* fs, Clock* clock, DiskQuota* quota, const Store
       block_row_bytes_(block_row_bytes),
       rule_(options),
       pace_(clock) {
-  rows_per_file_ = std::clamp<std::uint64_t>(
-      FileRows(IndexKind::kKey, options.row_bytes, {}, options.file_bytes), 1,
-      std::max<std::uint64_t>(options.most_file_rows, 1));
+  rows_per_file_ = RecordsPerFile(
+      FileRows(IndexKind::kKey, options.row_bytes, {}, options.file_bytes), options.most_file_rows);
   MakeIndexes(rows_per_file_);
 }
 
 void StoreImpl::MakeIndexes(std::uint64_t most_rows) {
   MutexLock lock(&mu_);
-  index_ = std::make_unique<KeyIndex>(std::bit_width(most_rows - 1));
+  index_ = std::make_unique<KeyIndex>(RowBitsFor(most_rows));
   deletions_ = std::make_unique<ExactIndex>();
 }
 
 StoreImpl::~StoreImpl() {
+  Finish();  // Compaction uses it to its end.
   reclaimer_.reset();
-  Finish();
   // The files stay on disk; the next user of this quota counts what it finds there.
   if (quota_ == nullptr) return;
   quota_->Release(disk_bytes_.load(std::memory_order_relaxed));
   MutexLock lock(&mu_);
   quota_->ChangeFiles(-static_cast<std::int64_t>(counted_slots_));
+  quota_->ChangeCompactable(told_, {});
 }
 
 void StoreImpl::Finish() {
@@ -183,7 +203,12 @@ Status StoreImpl::Prepare() {
     TERRACE_RETURN_IF_ERROR(
         PrepareCompactor(&compactors_[c], compact_buffer_.span().subspan(c * share, share)));
   }
-  reclaimer_.emplace(quota_, [this] { RemoveSpares(); });
+  reclaimer_.emplace(
+      quota_, [this] { RemoveSpares(); },
+      [this] {
+        MutexLock lock(&mu_);
+        RoomMade();
+      });
   return fs_->MakeDirectories(options_.directory);
 }
 

@@ -4,13 +4,16 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "terrace/base/sync_point.h"
 #include "terrace/base/thread.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/io/testing/test_data.h"
@@ -45,7 +48,7 @@ TEST(DiskQuota, CountsAndRefuses) {
   DiskQuota quota(1000);
   TERRACE_ASSERT_OK(quota.Reserve(400, 600));
   const Status refused = quota.Reserve(400, 201);
-  EXPECT_EQ(refused.code(), StatusCode::kIo);
+  EXPECT_EQ(refused.code(), StatusCode::kOutOfRoom);
   for (const char* part : {"ssd.quota", "400 B", "1000 B", "201 B"}) {
     EXPECT_NE(refused.message().find(part), std::string::npos) << refused.message();
   }
@@ -64,7 +67,7 @@ TEST(StoreQuota, RefusedWriteChangesNothingAndMayBeTriedAgain) {
   TERRACE_ASSERT_OK(harness.Create());
   TERRACE_ASSERT_OK(harness.Write(Range(0, 50)));  // Four blocks.
   const Status refused = harness.Write(Range(50, 1000));
-  EXPECT_EQ(refused.code(), StatusCode::kIo);
+  EXPECT_EQ(refused.code(), StatusCode::kOutOfRoom);
   EXPECT_NE(refused.message().find("ssd.quota"), std::string::npos) << refused.message();
   TERRACE_ASSERT_OK(harness.CheckAll());
   TERRACE_ASSERT_OK(harness.Write(Range(20, 70)));
@@ -119,6 +122,42 @@ TEST(StoreQuota, AWriteAwaitsReadsThatHoldWhatItNeeds) {
   writer.Join();
   TERRACE_ASSERT_OK(harness.CheckAll());
   EXPECT_LE(harness.quota()->peak(), 9u * 4096);
+}
+
+// A write that finds no room beside those that are staged costs no checkpoint while it is told to
+// spare them, and finds some once they are published.
+TEST(StoreQuota, AWriteSparesCheckpointsWhileOthersAreStaged) {
+  MemoryFileSystem fs;
+  StoreOptions options = OneFileOptions();
+  options.background_compaction = true;
+  int pressed = 0;
+  options.on_pressure = [&pressed](std::uint64_t /*bytes*/) -> Result<bool> {
+    ++pressed;
+    return false;
+  };
+  DiskQuota quota(13 * 4096);  // Three writes, and not a fourth.
+  Result<std::unique_ptr<Store>> store = Store::Create(&fs, Clock::Real(), &quota, options);
+  TERRACE_ASSERT_OK(store);
+  const std::vector<Key> keys = Range(0, 60);  // Four blocks.
+  const std::vector<std::byte> row = TestRow(1, 1, options.row_bytes);
+  const std::vector<const std::byte*> rows(keys.size(), row.data());
+  const std::vector<std::uint8_t> known(keys.size(), 1);
+  TERRACE_ASSERT_OK((*store)->Write(keys, rows, {}));
+  auto first = (*store)->Stage(keys, rows, known), second = (*store)->Stage(keys, rows, known);
+  TERRACE_ASSERT_OK(first);
+  TERRACE_ASSERT_OK(second);
+  (*store)->KeepCheckpoints(true);
+  EXPECT_EQ((*store)->Stage(keys, rows, known).status().code(), StatusCode::kOutOfRoom);
+  EXPECT_EQ(pressed, 0);
+  (*store)->KeepCheckpoints(false);
+  EXPECT_EQ((*store)->Stage(keys, rows, known).status().code(), StatusCode::kOutOfRoom);
+  EXPECT_EQ(pressed, 1);
+  TERRACE_ASSERT_OK((*store)->Publish(std::move(*first)));
+  auto third = (*store)->Stage(keys, rows, known);
+  TERRACE_ASSERT_OK(third);
+  EXPECT_EQ(pressed, 1);
+  TERRACE_ASSERT_OK((*store)->Publish(std::move(*second)));
+  TERRACE_ASSERT_OK((*store)->Publish(std::move(*third)));
 }
 
 // A write that reads whether its keys are there holds their file, which gives its space back when
@@ -178,7 +217,7 @@ TEST(StoreQuota, OldManifestsGoUnderPressureOneByOne) {
   TERRACE_ASSERT_OK(harness.Write(Range(100, 250)));
   EXPECT_EQ(dropped, 1);
   const Status refused = harness.Write(Range(300, 1500));
-  EXPECT_EQ(refused.code(), StatusCode::kIo);
+  EXPECT_EQ(refused.code(), StatusCode::kOutOfRoom);
   EXPECT_EQ(dropped, 2);
   EXPECT_EQ(harness.manifests().size(), 1u);
   TERRACE_ASSERT_OK(harness.CheckAll());
@@ -206,7 +245,7 @@ TEST(StoreQuota, PlacesForFilesAreNotBytes) {
   TERRACE_ASSERT_OK(harness.Reopen(1));
   TERRACE_ASSERT_OK(harness.Write(Range(0, 4000)));
   const Status refused = harness.Write(Range(4000, 5000));
-  EXPECT_EQ(refused.code(), StatusCode::kIo);
+  EXPECT_EQ(refused.code(), StatusCode::kOutOfRoom);
   EXPECT_NE(
       refused.message().find("/run/rows/ads/shard-0 holds 4001 parameter files and is to get "
                              "1000 more, but its index has places for 4096: choose larger files "
@@ -215,9 +254,9 @@ TEST(StoreQuota, PlacesForFilesAreNotBytes) {
       << refused.message();
   EXPECT_FALSE(asked);
   // Eight are compaction's.
-  EXPECT_EQ(harness.Write(Range(4000, 4088)).code(), StatusCode::kIo);
+  EXPECT_EQ(harness.Write(Range(4000, 4088)).code(), StatusCode::kOutOfRoom);
   TERRACE_ASSERT_OK(harness.Write(Range(4000, 4087)));
-  EXPECT_EQ(harness.Write(Range(4087, 4088)).code(), StatusCode::kIo);
+  EXPECT_EQ(harness.Write(Range(4087, 4088)).code(), StatusCode::kOutOfRoom);
   TERRACE_ASSERT_OK(harness.CheckRead(Range(0, 5000)));
 }
 
@@ -240,7 +279,7 @@ TEST(StoreQuota, OpenFilesAreTheStores) {
     EXPECT_EQ(quota.files(), 20u);
     // Eight are compaction's, ten the last checkpoint's.
     const Status refused = write(20, 24);
-    EXPECT_EQ(refused.code(), StatusCode::kIo);
+    EXPECT_EQ(refused.code(), StatusCode::kOutOfRoom);
     EXPECT_NE(refused.message().find("ulimit -n"), std::string::npos) << refused.message();
     EXPECT_EQ(quota.files(), 20u);
     (*store)->OpenReserve();
@@ -261,13 +300,150 @@ TEST(StoreQuota, OpenFilesAreTheStores) {
   EXPECT_EQ(quota.files(), 30u);
 }
 
+// Of one table, which share a quota.
+std::array<std::unique_ptr<Store>, 2> TwoShards(FileSystem* fs, DiskQuota* quota,
+                                                bool second_in_background) {
+  std::array<std::unique_ptr<Store>, 2> stores;
+  for (std::uint32_t shard = 0; shard < 2; ++shard) {
+    StoreOptions options = OneFileOptions();
+    options.shard = shard;
+    options.directory = "/run/rows/ads/shard-" + std::to_string(shard);
+    options.background_compaction = second_in_background && shard == 1;
+    auto store = Store::Create(fs, Clock::Real(), quota, options);
+    TERRACE_EXPECT_OK(store.status());
+    stores[shard] = std::move(store).value();
+  }
+  return stores;
+}
+
+// Into one file; of that of 60 a third stays when 40 are written after it.
+void WriteRows(Store* store, std::uint64_t count) {
+  const std::vector<std::byte> row(OneFileOptions().row_bytes);
+  const std::vector<const std::byte*> rows(count, row.data());
+  TERRACE_EXPECT_OK(store->Write(Range(0, count), rows, {}));
+}
+
+// A caller's rewrite that finds no places for its files awaits those of another store's, and does
+// not say that there is nothing to merge.
+TEST(StoreQuota, ARewriteAwaitsThePlacesOfAnother) {
+  MemoryFileSystem fs;
+  DiskQuota quota(std::uint64_t{1} << 30, /*limit_files=*/100);
+  const auto stores = TwoShards(&fs, &quota, /*second_in_background=*/false);
+  for (const auto& store : stores) {
+    WriteRows(store.get(), 60);
+    WriteRows(store.get(), 40);
+    EXPECT_EQ(store->stats().compactions, 0u);
+  }
+  std::atomic<bool> first{true}, waits{false};
+  Thread other;
+  SyncPoint::Arm([&](std::string_view point) {
+    if (point == "quota.rewrite.waits") waits = true;
+    if (point != "store.compact.before_write" || !first.exchange(false)) return;
+    // The last place is the first store's.
+    const auto rest = static_cast<std::int64_t>(quota.limit_files() - quota.files());
+    quota.ChangeFiles(rest);
+    other = Thread("other", ThreadPriority::kNormal,
+                   [&] { TERRACE_EXPECT_OK(stores[1]->CompactNow()); });
+    while (!waits) sched_yield();
+    quota.ChangeFiles(-rest);
+  });
+  TERRACE_ASSERT_OK(stores[0]->CompactNow());
+  other.Join();
+  SyncPoint::Arm(nullptr);
+  EXPECT_EQ(stores[0]->stats().compactions, 1u);
+  EXPECT_EQ(stores[1]->stats().compactions, 1u);
+  EXPECT_EQ(quota.files(), 4u);
+}
+
+// Compaction that another store's keeps from places sleeps meanwhile, and goes on when that has
+// ended.
+TEST(StoreQuota, RefusedCompactionSleepsUntilTheOtherEnds) {
+  MemoryFileSystem fs;
+  DiskQuota quota(std::uint64_t{1} << 30, /*limit_files=*/100);
+  const auto stores = TwoShards(&fs, &quota, /*second_in_background=*/true);
+  std::atomic<bool> holds{false}, fills{false}, goes_on{false};
+  std::atomic<int> picked{0};
+  std::atomic<std::int64_t> rest{0};
+  SyncPoint::Arm([&](std::string_view point) {
+    if (point == "store.compact.before_write" && !holds.exchange(true)) {
+      while (!goes_on) sched_yield();
+    } else if (point == "store.write.before_index" && fills) {
+      // Before anything is due there are no places left.
+      rest = static_cast<std::int64_t>(quota.limit_files() - quota.files());
+      quota.ChangeFiles(rest);
+    } else if (point == "store.compact.picked" && fills) {
+      ++picked;
+    }
+  });
+  WriteRows(stores[0].get(), 60);
+  WriteRows(stores[0].get(), 40);
+  WriteRows(stores[1].get(), 60);
+  Thread first("first", ThreadPriority::kNormal,
+               [&] { TERRACE_EXPECT_OK(stores[0]->CompactNow()); });
+  while (!holds) sched_yield();
+  fills = true;
+  WriteRows(stores[1].get(), 40);
+  while (picked == 0) sched_yield();
+  // Time enough to try many times.
+  const double end = Clock::Real()->MonotonicSeconds() + 0.05;
+  while (Clock::Real()->MonotonicSeconds() < end) sched_yield();
+  EXPECT_LE(picked, 4) << "two threads may each have tried, and once more";
+  fills = false;
+  quota.ChangeFiles(-rest);
+  goes_on = true;
+  first.Join();
+  while (stores[1]->stats().compactions == 0) sched_yield();
+  SyncPoint::Arm(nullptr);
+}
+
+TEST(StoreQuota, ARewriteThatWaitsForPlacesGoesBeforeThoseThatDoNot) {
+  DiskQuota quota(std::uint64_t{1} << 30, /*limit_files=*/10);
+  int told = 0;
+  DiskQuota::Reclaimer one(&quota, [] {}), two(&quota, [] {}),
+      three(
+          &quota, [] {}, [&] { ++told; });
+  ASSERT_TRUE(quota.BeginRewrite(&one, 8, /*waits=*/false));
+  std::atomic<bool> waits{false}, began{false};
+  SyncPoint::Arm([&](std::string_view point) {
+    if (point == "quota.rewrite.waits") waits = true;
+  });
+  Thread other("other", ThreadPriority::kNormal,
+               [&] { began = quota.BeginRewrite(&two, 4, /*waits=*/true); });
+  while (!waits) sched_yield();
+  // Two places are free, and would be of those that the other one waits for.
+  EXPECT_FALSE(quota.BeginRewrite(&three, 2, /*waits=*/false));
+  quota.ChangeFiles(-8);
+  quota.EndRewrite(&one);
+  other.Join();
+  SyncPoint::Arm(nullptr);
+  EXPECT_TRUE(began);
+  // Not while that goes on, or it would try again and again.
+  quota.TellRefused();
+  EXPECT_EQ(told, 0);
+  quota.EndRewrite(&two);
+  quota.TellRefused();
+  quota.TellRefused();
+  EXPECT_EQ(told, 1);
+  EXPECT_TRUE(quota.BeginRewrite(&three, 2, /*waits=*/false));
+  EXPECT_EQ(quota.files(), 6u);
+  // Its own places, or anybody's but a rewrite's, it hears of otherwise.
+  EXPECT_FALSE(quota.BeginRewrite(&three, 5, /*waits=*/false));
+  quota.TellRefused();
+  EXPECT_EQ(told, 1);
+  EXPECT_TRUE(quota.BeginRewrite(&two, 4, /*waits=*/false));
+  EXPECT_FALSE(quota.BeginRewrite(&three, 5, /*waits=*/false));
+  quota.EndRewrite(&two);
+  quota.TellRefused();
+  EXPECT_EQ(told, 2);
+}
+
 TEST(StoreQuota, KeepFreeIsForTheLastCheckpoint) {
   MemoryFileSystem fs;
   StoreHarness harness(&fs, 10 * 4096, OneFileOptions());
   TERRACE_ASSERT_OK(harness.Create());
   TERRACE_ASSERT_OK(harness.Write(Range(0, 50)));
   harness.store()->SetKeepFree(5 * 4096);
-  EXPECT_EQ(harness.Write(Range(50, 100)).code(), StatusCode::kIo);
+  EXPECT_EQ(harness.Write(Range(50, 100)).code(), StatusCode::kOutOfRoom);
   harness.store()->OpenReserve();
   TERRACE_ASSERT_OK(harness.Write(Range(50, 100)));
   TERRACE_ASSERT_OK(harness.Commit());

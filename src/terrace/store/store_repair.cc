@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "terrace/base/check.h"
+#include "terrace/base/clock.h"
 #include "terrace/base/sync_point.h"
 #include "terrace/store/index.h"
 #include "terrace/store/section_cursor.h"
@@ -170,22 +171,35 @@ class LossFinder {
   std::vector<std::pair<std::uint64_t, const FileScrub*>> own_;
 };
 
-// The keys of a file that was found sound.
+// The keys of a file that was found sound. kUnavailable: it is no longer.
 Status WalkSoundKeys(FileSystem* fs, const ScrubOptions& options, const Manifest::File& file,
                      ScrubBuffers* buffers, LossFinder* finder) {
   const std::string path = JoinPath(options.directory, ParameterFileName(file.id));
   TERRACE_ASSIGN_OR_RETURN(
       const std::unique_ptr<File> disk,
       fs->Open(path, options.direct_io ? OpenMode::kReadDirect : OpenMode::kRead));
+  const auto otherwise = [](const Status& status) {
+    return UnavailableError(status.message() + ": it was sound a moment ago: is the disk failing?");
+  };
+  const Result<ParameterFileInfo> footer =
+      ReadFooter(disk.get(), file.bytes, file.id, options.layout);
+  if (!footer.ok()) return otherwise(footer.status());
+  const ParameterFileInfo& info = *footer;
   SectionCursor keys(disk.get(), options.layout.KeysOffset(file.rows), kKeyEntryBytes, file.rows,
                      buffers->keys());
+  RunningChecksum checksum;
+  keys.set_checksum(&checksum);
   for (; !keys.done(); keys.Advance()) {
-    TERRACE_RETURN_IF_ERROR(keys.Fill());
+    if (const Status filled = keys.Fill(); !filled.ok()) return otherwise(filled);
     KeyEntry entry;
     std::memcpy(&entry, keys.entry(keys.index()), sizeof entry);
     TERRACE_RETURN_IF_ERROR(finder->See(file.id, entry.key, entry.version, /*whole=*/true));
   }
-  return OkStatus();
+  if (info.footer_checksum == file.footer_checksum && checksum.Digest() == info.keys_checksum) {
+    return OkStatus();
+  }
+  return UnavailableError(
+      fmt::format("{}: its keys read otherwise than a moment ago: is the disk failing?", path));
 }
 
 const FileScrub* FindScrub(std::span<const FileScrub* const> damaged, std::uint64_t file_id) {
@@ -286,6 +300,40 @@ Status CopyOlder(FileSystem* fs, const ScrubOptions& options, const Manifest::Fi
   return CopyWhole(fs, options, scrub, losses, buffers, out);
 }
 
+Result<ManifestReference> Commit(FileSystem* fs, const ScrubOptions& options,
+                                 const Manifest& manifest) {
+  const std::string payload = EncodeManifest(manifest);
+  TERRACE_ASSIGN_OR_RETURN(
+      const FileDigest digest,
+      WriteFramedFile(fs, JoinPath(options.directory, ManifestFileName(manifest.id)),
+                      kManifestMagic, manifest.version(), std::as_bytes(std::span(payload))));
+  return ManifestReference{manifest.id, digest};
+}
+
+// Of a store with an index by group, which a reader opens.
+Result<std::uint64_t> CountRows(FileSystem* fs, const ScrubOptions& options,
+                                const Manifest& manifest, const ManifestReference& reference) {
+  StoreOptions opened;
+  opened.directory = options.directory;
+  opened.table = manifest.table;
+  opened.shard = manifest.shard;
+  opened.row_bytes = manifest.block_row_bytes;
+  opened.index = IndexKind::kGroup;
+  opened.group.filter_bits = 0;
+  opened.direct_io = options.direct_io;
+  opened.background_compaction = false;
+  opened.read_only = true;
+  TERRACE_ASSIGN_OR_RETURN(
+      const std::unique_ptr<Store> store,
+      Store::Open(fs, Clock::Real(), nullptr, opened, reference, {&reference, 1}));
+  std::uint64_t rows = 0;
+  TERRACE_RETURN_IF_ERROR(store->ForEachRow(opened.io_buffer_bytes, [&rows](const RowView&) {
+    ++rows;
+    return OkStatus();
+  }));
+  return rows;
+}
+
 }  // namespace
 
 Result<StoreLosses> FindLosses(FileSystem* fs, const ScrubOptions& options,
@@ -372,12 +420,12 @@ Result<ManifestReference> RewriteStore(FileSystem* fs, const ScrubOptions& optio
   }
   TERRACE_RETURN_IF_ERROR(fs->SyncDirectory(options.directory));
   SyncPoint::Hit("repair.before_manifest");
-  const std::string payload = EncodeManifest(next);
-  TERRACE_ASSIGN_OR_RETURN(
-      const FileDigest digest,
-      WriteFramedFile(fs, JoinPath(options.directory, ManifestFileName(id)), kManifestMagic,
-                      next.version(), std::as_bytes(std::span(payload))));
-  return ManifestReference{id, digest};
+  TERRACE_ASSIGN_OR_RETURN(const ManifestReference reference, Commit(fs, options, next));
+  const bool loses = !losses.dropped.empty() || !losses.outdated.empty() || losses.unknown_rows > 0;
+  if (next.groups == 0 || !loses) return reference;
+  // How many rows a lost block had is told nowhere.
+  TERRACE_ASSIGN_OR_RETURN(next.rows_in_blocks, CountRows(fs, options, next, reference));
+  return Commit(fs, options, next);
 }
 
 Result<std::vector<FileInfo>> StoreStrays(FileSystem* fs, const std::string& directory,

@@ -1,6 +1,7 @@
 // Repair of one store: what rows a damaged store has lost, and the store without them. A row whose
 // newest record is lost is dropped, so that training makes it anew; an older record of it never
-// comes back as current. Threads: a call uses nothing but its arguments.
+// comes back as current. Of a store with an index by group a row is a block, whose key is the one
+// of the hash at which it starts. Threads: a call uses nothing but its arguments.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +42,8 @@ std::uint64_t RewriteBytes(const ScrubOptions& options, const Manifest& manifest
 
 // Writes what is whole in the damaged files to new ones, with a deletion record for each dropped
 // row or, where rows expire, without any older record of it, and commits them with the other files
-// as manifest `id`. All of it is durable when it returns; what the old manifests name stays as it
-// is.
+// as manifest `id`. Where blocks are lost, the rows of those that are left are counted, which reads
+// them all. All of it is durable when it returns; what the old manifests name stays as it is.
 Result<ManifestReference> RewriteStore(FileSystem* fs, const ScrubOptions& options,
                                        const Manifest& manifest,
                                        std::span<const FileScrub* const> damaged,

@@ -196,7 +196,9 @@ void RepairOnce(std::uint64_t seed, std::uint64_t most_damaged) {
   std::vector<Finding> findings;
   TERRACE_ASSERT_OK(ScrubManifest(&fs, options, *repaired, &findings));
   ASSERT_TRUE(findings.empty()) << findings[0].file << ": " << findings[0].what;
-  if (rows_expire) ASSERT_NO_FATAL_FAILURE(ExpectNoRecordsOf(&fs, options, *repaired, *losses));
+  if (rows_expire) {
+    ASSERT_NO_FATAL_FAILURE(ExpectNoRecordsOf(&fs, options, *repaired, *losses));
+  }
 
   DiskQuota quota(kQuota);
   auto store =
@@ -332,6 +334,47 @@ TEST(StoreRepair, OneNamelessRowTakesNoWholeOnesAlong) {
     for (const Key key : harness.KeysFrom(0, kRows)) {
       EXPECT_TRUE(key == entry.key || !outdated.contains(key)) << key;
     }
+  }
+}
+
+// As many records are lost at each reading, but not the same ones: what is given up would not be
+// what was lost, and an older record of that would come back.
+TEST(StoreRepair, ADiskThatReadsOtherwiseLaterEndsIt) {
+  MemoryFileSystem fs;
+  StoreHarness harness(&fs, kQuota, StoreHarness::TinyOptions());
+  ASSERT_NO_FATAL_FAILURE(WriteTwice(&harness, 20, 10));
+  const ScrubOptions options = harness.scrub_options();
+  const std::string older = JoinPath(options.directory, ParameterFileName(1));
+  const std::string path = JoinPath(options.directory, ParameterFileName(2));
+  const std::string whole = ReadAll(&fs, path), whole_older = ReadAll(&fs, older);
+  const auto damage = [&](std::uint64_t row) {
+    std::string bytes = whole;
+    bytes[options.layout.RecordOffset(row) + kRecordHeadBytes] ^= 1;
+    Replace(&fs, path, bytes);
+  };
+  damage(2);
+  Scrubbed scrubbed;
+  ASSERT_NO_FATAL_FAILURE(Scrub(&fs, harness, harness.manifests().at(1), &scrubbed));
+  ASSERT_EQ(scrubbed.damaged.size(), 1u);
+  for (const bool rows_expire : {false, true}) {
+    const auto find = [&] {
+      return FindLosses(&fs, options, scrubbed.manifest, scrubbed.damaged, rows_expire, kMemory);
+    };
+    const auto losses = find();
+    TERRACE_ASSERT_OK(losses.status());
+    EXPECT_EQ(losses->dropped.size(), 1u);
+    damage(5);
+    EXPECT_EQ(find().status().code(), StatusCode::kUnavailable);
+    const auto repaired =
+        RewriteStore(&fs, options, scrubbed.manifest, scrubbed.damaged, *losses, 2);
+    EXPECT_EQ(repaired.status().code(), StatusCode::kUnavailable);
+    damage(2);
+    // The keys of a file that was sound.
+    std::string bytes = whole_older;
+    bytes[options.layout.KeysOffset(20) + 5 * kKeyEntryBytes] ^= 1;
+    Replace(&fs, older, bytes);
+    EXPECT_EQ(find().status().code(), StatusCode::kUnavailable);
+    Replace(&fs, older, whole_older);
   }
 }
 

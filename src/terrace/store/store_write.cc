@@ -33,10 +33,12 @@ struct StoreImpl::Candidate {
 class StoreImpl::WriteTimer {
  public:
   explicit WriteTimer(StoreImpl* store) : store_(store) {
+    if (store_->options_.write_clock != nullptr) store_->options_.write_clock->Begin();
     MutexLock lock(&store_->mu_);
     store_->write_time_.Begin(store_->clock_);
   }
   ~WriteTimer() {
+    if (store_->options_.write_clock != nullptr) store_->options_.write_clock->End();
     MutexLock lock(&store_->mu_);
     store_->write_time_.End(store_->clock_);
   }
@@ -380,12 +382,12 @@ void StoreImpl::ReleaseSlots(std::uint64_t files) {
 Status StoreImpl::NoSlots(std::uint64_t files) const {
   MutexLock lock(&mu_);
   if (used_slots() + files + kFilesForCompaction > index_->max_slots()) {
-    return IoError(fmt::format(
+    return OutOfRoomError(fmt::format(
         "{} holds {} parameter files and is to get {} more, but its index has places for {}: "
         "choose larger files (ssd.file_size) or more shards (ssd.shards)",
         options_.directory, used_slots(), files, index_->max_slots()));
   }
-  return IoError(fmt::format(
+  return OutOfRoomError(fmt::format(
       "{} is to get {} more parameter files, of which the run has {} open, and the system lets it "
       "open {}, some of which are for compaction and a last checkpoint: raise that limit (ulimit "
       "-n), or choose larger files (ssd.file_size)",
@@ -418,7 +420,7 @@ Status StoreImpl::ReserveUnderPressure(std::uint64_t bytes, std::uint64_t files)
     }
     // Likewise elsewhere; then old checkpoints, after each of which files are removed that only it
     // named.
-    if (!options_.on_pressure) break;
+    if (!options_.on_pressure || keep_checkpoints_.load(std::memory_order_relaxed)) break;
     const std::uint64_t keep_free = writes_keep_free_.load(std::memory_order_relaxed);
     TERRACE_ASSIGN_OR_RETURN(const bool more, options_.on_pressure(bytes + keep_free));
     if (!more) break;

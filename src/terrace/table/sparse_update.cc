@@ -1,7 +1,6 @@
 #include "terrace/table/sparse_update.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -397,21 +396,6 @@ void Apply(const RowSchema& schema, const ApplyStep& step, std::span<std::byte* 
     }
     ApplyStatistics(schema, step, block, delta + start);
   }
-}
-
-bool AllFinite(const float* values, std::size_t count) {
-  // The exponent of NaN and infinity is all ones, and only theirs.
-  constexpr std::uint32_t kExponent = 0x7f800000u;
-  constexpr std::size_t kBlock = 4096;
-  for (std::size_t start = 0; start < count; start += kBlock) {
-    const std::size_t end = std::min(count, start + kBlock);
-    std::uint32_t largest = 0;
-    for (std::size_t i = start; i < end; ++i) {
-      largest = std::max(largest, std::bit_cast<std::uint32_t>(values[i]) & kExponent);
-    }
-    if (largest == kExponent) return false;
-  }
-  return true;
 }
 
 }  // namespace terrace

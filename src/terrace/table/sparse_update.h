@@ -74,7 +74,4 @@ void Apply(const RowSchema& schema, const ApplyStep& step, std::span<std::byte* 
            const float* gradient_sum, const StatisticsDelta* delta,
            Specialise specialise = Specialise::kYes);
 
-// No NaN and no infinity among the values.
-bool AllFinite(const float* values, std::size_t count);
-
 }  // namespace terrace

@@ -5,12 +5,10 @@
 // passes too, and what they reach is put beside one thread's. Prints the median of the rounds and
 // their spread. The sums are compared with a plain loop before anything is timed.
 //
-//   table_sparse_update_bench [--tiny] [--rounds N] [--threads N]
+//   table_sparse_update_bench [--tiny] [--rounds N] [--threads N] [--seed N]
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,6 +16,8 @@
 #include "terrace/base/memory.h"
 #include "terrace/base/prefetch.h"
 #include "terrace/base/rng.h"
+#include "terrace/base/testing/bench_flags.h"
+#include "terrace/base/testing/bench_keys.h"
 #include "terrace/base/thread.h"
 #include "terrace/table/gather.h"
 #include "terrace/table/sparse_update.h"
@@ -34,6 +34,7 @@ struct Settings {
   std::size_t examples = 40960;  // Of a round, all distinct: most rows come from memory.
   int rounds = 7;
   int threads = 1;
+  std::uint64_t seed = 0;
 };
 
 // One mini-batch with its rows in the arena.
@@ -46,7 +47,7 @@ struct Work {
 // Zipf-like keys: the number of a row is a power of a uniform draw; rows are spread by the mixed
 // hash.
 Work MakeWork(const RowSchema& schema, const HugeBuffer& arena, std::uint32_t examples,
-              std::uint64_t seed, std::uint32_t dim) {
+              std::uint64_t key_seed, std::uint64_t seed, std::uint32_t dim) {
   const std::uint64_t places = arena.size() / schema.row_bytes();
   RandomMiniBatchOptions options;
   options.seed = seed;
@@ -57,10 +58,11 @@ Work MakeWork(const RowSchema& schema, const HugeBuffer& arena, std::uint32_t ex
   options.rows = static_cast<std::uint32_t>(std::min<std::uint64_t>(places, 1u << 20));
   options.skew = 4.0;
   options.dim = dim;
+  const BenchKeys keys(key_seed);
   Work work{RandomMiniBatch(options), {}, {}};
   std::vector<bool> taken(places);
   for (const std::uint32_t number : work.batch.row_number) {
-    std::uint64_t place = MixKey(number) % places;
+    std::uint64_t place = keys.At(number) % places;
     while (taken[place]) place = (place + 1) % places;
     taken[place] = true;
     work.rows.push_back(arena.data() + place * schema.row_bytes());
@@ -226,7 +228,8 @@ bool RunOne(const Settings& settings, const HugeBuffer& arena, std::uint32_t dim
   std::vector<Work> works;
   std::size_t rows = 0, occurrences = 0;
   for (std::size_t b = 0; b < std::max<std::size_t>(1, settings.examples / examples); ++b) {
-    works.push_back(MakeWork(schema, arena, examples, 1000 + b, dim));
+    works.push_back(
+        MakeWork(schema, arena, examples, settings.seed, HashCombine(settings.seed, b), dim));
     rows += works.back().rows.size();
     occurrences += works.back().batch.row_index.size();
     for (std::size_t r = 0; r < works.back().rows.size(); ++r) {
@@ -281,21 +284,19 @@ bool RunOne(const Settings& settings, const HugeBuffer& arena, std::uint32_t dim
 
 int Main(int argc, char** argv) {
   Settings settings;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view argument = argv[i];
-    if (argument == "--tiny") {
-      settings.arena_bytes = std::uint64_t{4} << 20;
-      settings.examples = 4096;
-      settings.rounds = 1;
-      settings.threads = 2;
-    } else if (argument == "--rounds" && i + 1 < argc && std::atoi(argv[i + 1]) > 0) {
-      settings.rounds = std::atoi(argv[++i]);
-    } else if (argument == "--threads" && i + 1 < argc && std::atoi(argv[i + 1]) > 0) {
-      settings.threads = std::atoi(argv[++i]);
-    } else {
-      std::fprintf(stderr, "usage: %s [--tiny] [--rounds N] [--threads N]\n", argv[0]);
-      return 2;
-    }
+  BenchFlags flags([&] {
+    settings.arena_bytes = std::uint64_t{4} << 20;
+    settings.examples = 4096;
+    settings.rounds = 1;
+    settings.threads = 2;
+  });
+  flags.Add("rounds", &settings.rounds);
+  flags.Add("threads", &settings.threads);
+  flags.AddSeed(&settings.seed);
+  if (!flags.Parse(argc, argv)) return 2;
+  if (settings.rounds < 1 || settings.threads < 1) {
+    std::fprintf(stderr, "table_sparse_update_bench: a round and a thread at least\n");
+    return 2;
   }
   Result<HugeBuffer> arena = HugeBuffer::Allocate(settings.arena_bytes);
   if (!arena.ok()) {

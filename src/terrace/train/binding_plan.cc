@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -80,28 +81,35 @@ ThreadsWanted ThreadsOf(const Job& job) {
   wanted.io = std::max(job.ssd.io_threads, static_cast<int>(wanted.disk_nodes.size())) + 1;
   // Text is read and decompressed ahead of the parser.
   wanted.reading = job.train_data.format == "synthetic" ? 1 : 2;
+  wanted.pulling = job.pipeline.pulling;
   wanted.training = job.training.threads;
   return wanted;
 }
 
-BindingPlan MakeBindingPlan(const Job& job) {
+BindingPlan MakeBindingPlan(const Job& job, const MachineQueries& machine) {
   BindingPlan none;
   if (job.binding == "off") {
     none.why_not = "binding is off";
-  } else if (job.pipeline.depth == 0) {
-    none.why_not = "with pipeline.depth 0 the stages share a thread";
-  }
-  if (!none.why_not.empty()) return none;
-  const ThreadsWanted wanted = ThreadsOf(job);
-  // No core has less than a unit: a small machine needs no closer look, which takes memory.
-  const Result<std::vector<int>> units = CurrentUnits();
-  if (units.ok() && units->size() < static_cast<std::size_t>(wanted.all())) {
-    none.why_not = TooFew(units->size(), "cpu", wanted.all());
     return none;
   }
-  const Result<Topology> topology = ReadTopology();
-  if (topology.ok()) return PlanBinding(*topology, wanted);
-  none.why_not = topology.status().message();
+  const ThreadsWanted wanted = ThreadsOf(job);
+  const Result<std::vector<int>> units = machine.units();
+  if (job.pipeline.depth == 0) {
+    none.why_not = "with pipeline.depth 0 the stages share a thread";
+  } else if (units.ok() && units->size() < static_cast<std::size_t>(wanted.all())) {
+    // No core has less than a unit.
+    none.why_not = TooFew(units->size(), "cpu", wanted.all());
+  }
+  // A machine of one node needs no closer look then, which takes memory.
+  if (!none.why_not.empty() && machine.nodes().size() < 2) return none;
+  const Result<Topology> topology = machine.topology();
+  if (!topology.ok()) {
+    if (none.why_not.empty()) none.why_not = topology.status().message();
+    return none;
+  }
+  BindingPlan plan = PlanBinding(*topology, wanted);
+  if (none.why_not.empty()) return plan;
+  none.memory_nodes = std::move(plan.memory_nodes);
   return none;
 }
 

@@ -3,9 +3,12 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "terrace/base/core_binding.h"
+#include "terrace/base/status.h"
 #include "terrace/base/topology.h"
 #include "terrace/train/job.h"
 
@@ -35,9 +38,16 @@ struct BindingPlan {
 // a core of its part while others are idle: where the cores are fewer than the threads.
 BindingPlan PlanBinding(const Topology& topology, const ThreadsWanted& wanted);
 
-// Of a job, on this machine as it is now; `binding: off` and a pipeline without threads bind
-// nothing.
-BindingPlan MakeBindingPlan(const Job& job);
+// What a plan asks this machine.
+struct MachineQueries {
+  std::function<Result<std::vector<int>>()> units = CurrentUnits;
+  std::function<std::vector<int>()> nodes = [] { return OnlineNodes(); };
+  std::function<Result<Topology>()> topology = ReadTopology;  // Only where the others don't do.
+};
+
+// Of a job, on a machine as it is now. A pipeline without threads binds nothing, and takes memory
+// from all nodes like any other; `binding: off` leaves both to the system.
+BindingPlan MakeBindingPlan(const Job& job, const MachineQueries& machine = {});
 ThreadsWanted ThreadsOf(const Job& job);
 
 // "I/O on cpus 0-1, reading on 2-3, ...", or "none: why".

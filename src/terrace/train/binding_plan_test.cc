@@ -149,6 +149,52 @@ TEST(BindingPlan, OffAndDepthZeroBindNothing) {
   EXPECT_THAT(described("training: {threads: 256}\n"), HasSubstr("threads that keep one busy"));
 }
 
+TEST(BindingPlan, MemoryComesFromAllNodesWhereNoThreadIsBound) {
+  const Topology two_nodes = Machine("pack:2 [numa] core:24 pu:1");
+  MachineQueries machine;
+  machine.units = []() -> Result<std::vector<int>> { return std::vector<int>(48); };
+  machine.nodes = [] { return std::vector<int>{0, 1}; };
+  machine.topology = [&]() -> Result<Topology> { return two_nodes; };
+  const auto described = [&machine](const std::string& lines) {
+    const Result<Job> job = Parse(kSmallJob + lines);
+    EXPECT_TRUE(job.ok()) << job.status().ToString();
+    return DescribeBinding(MakeBindingPlan(*job, machine));
+  };
+  EXPECT_EQ(described("pipeline: {depth: 0}\n"),
+            "none: with pipeline.depth 0 the stages share a thread; memory from NUMA nodes 0-1 in "
+            "turn");
+  EXPECT_EQ(described("training: {threads: 256}\n"),
+            "none: 48 cpus for 261 threads that keep one busy at times; memory from NUMA nodes 0-1 "
+            "in turn");
+  EXPECT_THAT(described("training: {threads: 40}\n"),
+              testing::AllOf(testing::StartsWith("I/O on cpus"), HasSubstr("NUMA nodes 0-1")));
+  EXPECT_EQ(described("binding: off\n"), "none: binding is off");
+  // Inside what the process may use there may be one node.
+  machine.topology = []() -> Result<Topology> {
+    return Machine("pack:2 [numa] core:24 pu:1", {0, 1});
+  };
+  EXPECT_EQ(described("pipeline: {depth: 0}\n"),
+            "none: with pipeline.depth 0 the stages share a thread");
+  machine.topology = []() -> Result<Topology> { return UnavailableError("not known"); };
+  EXPECT_EQ(described("pipeline: {depth: 0}\n"),
+            "none: with pipeline.depth 0 the stages share a thread");
+  EXPECT_EQ(described(""), "none: not known");
+}
+
+TEST(BindingPlan, ASmallMachineOfOneNodeIsNotLookedAtClosely) {
+  MachineQueries machine;
+  machine.units = []() -> Result<std::vector<int>> { return std::vector<int>(2); };
+  machine.topology = []() -> Result<Topology> {
+    ADD_FAILURE() << "the topology takes memory";
+    return Topology();
+  };
+  for (const std::vector<int>& nodes : {std::vector<int>{0}, std::vector<int>{}}) {
+    machine.nodes = [nodes] { return nodes; };
+    EXPECT_THAT(DescribeBinding(MakeBindingPlan(*Parse(kSmallJob), machine)),
+                HasSubstr("none: 2 cpus for 7 threads"));
+  }
+}
+
 TEST(BindingPlan, ThreadsOfAJob) {
   const Result<Job> job = Parse(std::string(kSmallJob) +
                                 "training: {threads: 3}\n"

@@ -1,5 +1,6 @@
 #include "terrace/train/evaluator.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -28,6 +29,7 @@ class LoadedRun {
  public:
   static Result<std::unique_ptr<LoadedRun>> Load(FileSystem* fs, const std::string& path,
                                                  const std::vector<std::string>& files,
+                                                 std::optional<std::uint64_t> memory_bytes,
                                                  bool for_scoring);
   Status Run(ClickMetrics* metrics, const PredictionSink& sink,
              const std::function<bool()>& stopped);
@@ -83,8 +85,13 @@ Status LoadedRun::OpenModel() {
 }
 
 Status LoadedRun::OpenRows(FileSystem* fs) {
-  TERRACE_ASSIGN_OR_RETURN(memory_,
-                           PlanMemory(MakeMemoryPlanInput(job_, *plan_, source_->MemoryBytes())));
+  const MemoryPlanInput input = MakeMemoryPlanInput(job_, *plan_, source_->MemoryBytes());
+  Result<MemoryPlan> memory = PlanMemory(input);
+  if (!memory.ok()) {
+    return InvalidArgumentError(memory.status().message() +
+                                " --memory lets this command use more than the run's job says.");
+  }
+  memory_ = *std::move(memory);
   RunStores::Options options;
   options.io_buffer_bytes = memory_.io_buffer_bytes;
   options.most_open_bytes = memory_.batches_bytes;  // Not there yet.
@@ -95,11 +102,11 @@ Status LoadedRun::OpenRows(FileSystem* fs) {
                                checkpoint_, std::span<const Checkpoint>(&checkpoint_, 1)));
   const std::uint64_t needed = stores_->index_bytes() + LeastCacheBytes(job_, *plan_);
   if (needed > memory_.rows_bytes) {
-    return OutOfMemoryError(
-        fmt::format("the index of the run's rows takes {}: the memory.budget of {} that its job "
-                    "gives is too small by {}; resume it with a larger one first",
-                    FormatBytes(stores_->index_bytes()), FormatBytes(memory_.budget_bytes),
-                    FormatBytes(needed - memory_.rows_bytes)));
+    return InvalidArgumentError(fmt::format(
+        "the index of the run's rows takes {}: with {} of memory it does not fit; --memory must be "
+        "at least {}",
+        FormatBytes(stores_->index_bytes()), FormatBytes(memory_.budget_bytes),
+        WholeMiB(BudgetForRows(input, needed))));
   }
   const std::vector<std::uint64_t> cache_bytes = SplitCacheBytes(
       *plan_, LeastTableBytes(job_, *plan_), memory_.rows_bytes - stores_->index_bytes());
@@ -123,17 +130,22 @@ Status LoadedRun::OpenRows(FileSystem* fs) {
 
 Result<std::unique_ptr<LoadedRun>> LoadedRun::Load(FileSystem* fs, const std::string& path,
                                                    const std::vector<std::string>& files,
+                                                   std::optional<std::uint64_t> memory_bytes,
                                                    bool for_scoring) {
   auto loaded = std::make_unique<LoadedRun>();
   TERRACE_ASSIGN_OR_RETURN(loaded->run_,
                            RunFolder::Open(fs, path, RunFolder::Mode::kRead, nullptr));
   TERRACE_RETURN_IF_ERROR(loaded->OpenNewestCheckpoint());
+  std::uint64_t& budget = loaded->job_.memory.budget_bytes;
+  // More than any job may say is as good as that.
+  budget = std::min(memory_bytes.value_or(budget), kMostBudgetBytes);
   DataOptions data = loaded->job_.train_data;
   if (data.format == "synthetic") data.format = "criteo";  // The generator's text is Criteo's.
   data.files = files;
   data.epochs = 1;
   data.shuffle = "none";
   data.for_scoring = for_scoring;
+  data.read_ahead_bytes = ReadAheadBytes(data.read_ahead_bytes, budget);
   TERRACE_ASSIGN_OR_RETURN(loaded->source_, OpenSource(fs, data));
   TERRACE_RETURN_IF_ERROR(loaded->CompareData());
   TERRACE_RETURN_IF_ERROR(MissingIsDamage(loaded->OpenModel()));
@@ -206,20 +218,22 @@ Status WritePredictions(const Batch& batch, std::uint32_t first_example,
 }  // namespace
 
 Result<Evaluation> EvaluateRun(FileSystem* fs, const std::string& run,
-                               const std::vector<std::string>& files) {
+                               const std::vector<std::string>& files,
+                               std::optional<std::uint64_t> memory_bytes) {
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<LoadedRun> loaded,
-                           LoadedRun::Load(fs, run, files, /*for_scoring=*/false));
+                           LoadedRun::Load(fs, run, files, memory_bytes, /*for_scoring=*/false));
   ClickMetrics metrics;
   TERRACE_RETURN_IF_ERROR(loaded->Run(&metrics, nullptr, nullptr));
   return Evaluation{metrics.Compute(), loaded->source()->stats().bad_lines};
 }
 
 Result<SourceStats> PredictRun(FileSystem* fs, const std::string& run,
-                               const std::vector<std::string>& files, const std::string& output,
+                               const std::vector<std::string>& files,
+                               std::optional<std::uint64_t> memory_bytes, const std::string& output,
                                const std::function<bool()>& stopped) {
   TERRACE_RETURN_IF_ERROR(RefuseToReplaceInput(fs, files, output));
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<LoadedRun> loaded,
-                           LoadedRun::Load(fs, run, files, /*for_scoring=*/true));
+                           LoadedRun::Load(fs, run, files, memory_bytes, /*for_scoring=*/true));
   TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<TextFile> file, TextFile::Create(fs, output));
   PredictionWriter writer(file.get());
   const auto sink = [&writer](const Batch& batch, std::uint32_t first_example,

@@ -3,7 +3,9 @@
 // run's job. Threads: one.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,9 +20,11 @@ struct Evaluation {
   ClickMetricsResult result;
   std::uint64_t bad_lines = 0;
 };
-// files: paths or globs, in the format of the run's job. kNotFound: no run, or no checkpoint yet.
+// files: paths or globs, in the format of the run's job. memory_bytes: what may be used, if it is
+// not the job's memory.budget. kNotFound: no run, or no checkpoint yet.
 Result<Evaluation> EvaluateRun(FileSystem* fs, const std::string& run,
-                               const std::vector<std::string>& files);
+                               const std::vector<std::string>& files,
+                               std::optional<std::uint64_t> memory_bytes);
 
 // Writes a probability per line of data to `output` (a new file, or one that is replaced at the
 // end; compressed where its name ends in .gz or .zst), in order; "nan" for a bad line, nothing for
@@ -28,7 +32,8 @@ Result<Evaluation> EvaluateRun(FileSystem* fs, const std::string& run,
 // inputs; or a file begins with bad lines alone. kAborted: `stopped`, which is asked now and then,
 // was true; then there is no output.
 Result<SourceStats> PredictRun(FileSystem* fs, const std::string& run,
-                               const std::vector<std::string>& files, const std::string& output,
+                               const std::vector<std::string>& files,
+                               std::optional<std::uint64_t> memory_bytes, const std::string& output,
                                const std::function<bool()>& stopped);
 
 }  // namespace terrace

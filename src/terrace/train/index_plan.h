@@ -15,8 +15,13 @@ inline constexpr std::uint64_t kKeyIndexBytes = 8;
 inline constexpr std::uint64_t kIndexBudgetShare = 2;
 
 // The index of a new table; auto: by group where the expected keys would take an index by key
-// beyond the table's part of the share of the budget.
+// beyond the table's part of the share of the budget, or its shards have no places for them by key.
 IndexKind IndexOf(const Job& job, const ModelPlan& plan, const TablePlan& table);
+
+// kInvalidArgument: a new table's shards have no places for the keys that are expected, and the
+// store would refuse those beyond when they come; the message says what would do. most_file_rows:
+// of a file, by the memory plan.
+Status CheckExpectedKeys(const Job& job, const ModelPlan& plan, std::uint64_t most_file_rows);
 
 // Of a table with so many keys.
 std::uint64_t IndexBytes(IndexKind kind, std::uint32_t row_bytes, const GroupShape& group,

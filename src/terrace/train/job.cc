@@ -10,13 +10,19 @@
 
 #include "terrace/base/memory.h"
 #include "terrace/base/units.h"
+#include "terrace/io/pipe.h"
+#include "terrace/store/read_cost.h"
 #include "terrace/train/job_keys.h"
 #include "terrace/train/job_tree.h"
+#include "terrace/train/run_marker.h"
 
 namespace terrace {
 namespace {
 
 using Path = std::vector<std::string>;
+
+// What has more is a log, or a pipe that never ends.
+constexpr std::uint64_t kMostJobBytes = std::uint64_t{64} << 20;
 
 Path SplitPath(const std::string& path) {
   Path parts;
@@ -72,6 +78,8 @@ class Reader {
   void ReportUnknown(const JobNode& node, const Path& path, const std::string& name);
   void SetKey(const JobKey& key, const Path& pattern);
   void CheckApplies(const JobKey& key, const Path& pattern);
+  // The initializer's type of tables that leave it to their optimizer.
+  void FinishInitializers();
   void Finish();
   void FinishTable(const std::string& path, TableJob* table);
   void CheckTableExpiry(const std::string& path, const ExpirySpec& spec);
@@ -212,6 +220,21 @@ bool LegalName(const std::string& name) {
          });
 }
 
+// What is wrong with the name of a further table; empty: nothing.
+std::string TableNameProblem(const std::string& name) {
+  if (name == "default") {
+    return "tables.default: 'table' is the default table; name this one otherwise";
+  }
+  if (name == kRunMarkerName || name == kReadCostName) {
+    return fmt::format(
+        "tables.{}: a file of the program has this name beside the folders of the tables; name "
+        "this one otherwise",
+        name);
+  }
+  if (LegalName(name)) return "";
+  return fmt::format("tables: '{}' is no name: letters, digits, _ and -, at most 64", name);
+}
+
 Job Reader::Read() {
   Walk(tree_, {});
   job_.seed = 0;
@@ -229,13 +252,8 @@ Job Reader::Read() {
   if (const JobNode* tables = tree_.Find("tables")) {
     for (const JobNode& node : tables->entries) {
       const std::string& name = node.name;
-      if (!LegalName(name) || name == "default") {
-        problems_->Add(node.origin,
-                       name == "default"
-                           ? "tables.default: 'table' is the default table; name this one otherwise"
-                           : fmt::format("tables: '{}' is no name: letters, digits, _ and -, at "
-                                         "most 64",
-                                         name));
+      if (const std::string problem = TableNameProblem(name); !problem.empty()) {
+        problems_->Add(node.origin, problem);
         continue;
       }
       job_.tables[name] = job_.table;
@@ -256,6 +274,7 @@ Job Reader::Read() {
   job_.wide_learning_rate = job_.table.learning_rate;
   job_.wide_optimizer_given = Given("network.wide_optimizer");
   set_all([](const std::string& path) { return !path.starts_with("table."); });
+  FinishInitializers();
   for (std::size_t i = 0; i < keys.size(); ++i) CheckApplies(keys[i], KeyPaths()[i]);
   Finish();
   CheckTogether();
@@ -296,6 +315,16 @@ void Reader::CheckTableExpiry(const std::string& path, const ExpirySpec& spec) {
   }
 }
 
+void Reader::FinishInitializers() {
+  const auto finish = [this](const std::string& path, TableJob* table) {
+    if (table->optimizer.type != SparseOptimizerSpec::Type::kFtrl) return;
+    if (Given(path + ".initializer.type")) return;
+    table->initializer.type = InitializerSpec::Type::kZeros;
+  };
+  for (auto& [name, table] : job_.tables) finish("tables." + name, &table);
+  finish("table", &job_.table);
+}
+
 void Reader::FinishTable(const std::string& path, TableJob* table) {
   const bool ftrl = table->optimizer.type == SparseOptimizerSpec::Type::kFtrl;
   FinishFtrl(table->learning_rate, &table->optimizer);
@@ -305,9 +334,6 @@ void Reader::FinishTable(const std::string& path, TableJob* table) {
     Add(path + ".index", "is group, which needs expected_keys: how many keys the table will have");
   }
   if (!ftrl) return;
-  if (!Given(path + ".initializer.type")) {
-    table->initializer.type = InitializerSpec::Type::kZeros;
-  }
   if (table->initializer.type != InitializerSpec::Type::kZeros) {
     Add(path + ".initializer.type", "must be zeros: ftrl starts at z = n = 0, which is weight 0");
   }
@@ -386,7 +412,9 @@ void Reader::CheckTogether() {
   }
   const std::set<std::string> paths(job_.ssd.paths.begin(), job_.ssd.paths.end());
   if (paths.size() != job_.ssd.paths.size()) Add("ssd.paths", "names a folder twice");
-  if (paths.size() > static_cast<std::size_t>(job_.ssd.shards)) {
+  if (job_.ssd.shards_auto) {
+    job_.ssd.shards = static_cast<int>(std::max<std::size_t>(1, paths.size()));
+  } else if (paths.size() > static_cast<std::size_t>(job_.ssd.shards)) {
     Add("ssd.shards", fmt::format("is {}, but ssd.paths names {} folders: a shard lies on one of "
                                   "them, so some would stay empty; raise it to {} or more",
                                   job_.ssd.shards, paths.size(), paths.size()));
@@ -482,7 +510,13 @@ Result<Job> ReadJob(FileSystem* fs, const std::string& path,
   if (info.ok() && info->is_directory) {
     return InvalidArgumentError(fmt::format("the job file '{}' is a folder", path));
   }
-  Result<std::string> text = ReadFileToString(fs, path);
+  if (info.ok() && info->size > kMostJobBytes) {
+    return InvalidArgumentError(fmt::format("the job file '{}' has {}; a job has at most {}", path,
+                                            FormatBytes(info->size), FormatBytes(kMostJobBytes)));
+  }
+  const bool has_length = !info.ok() || !info->is_special;
+  Result<std::string> text =
+      has_length ? ReadFileToString(fs, path) : ReadPipe(path, kMostJobBytes);
   if (!text.ok()) return text.status().WithContext("reading the job file");
   return ParseJob(*text, path, overrides);
 }

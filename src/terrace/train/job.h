@@ -57,6 +57,10 @@ struct SlotJob {
   Pooling pooling = Pooling::kSum;
 };
 
+// Of memory.budget: more than any machine has; a chunk of so large a cache still has fewer than
+// 2^31 rows.
+inline constexpr std::uint64_t kMostBudgetBytes = std::uint64_t{64} << 40;
+
 struct Job {
   std::uint64_t seed = 0;
   std::string device = "cpu";
@@ -92,6 +96,7 @@ struct Job {
     std::vector<std::string> paths;  // Empty: inside `output`.
     std::uint64_t quota_bytes = std::uint64_t{50} << 30;
     int shards = 1;
+    bool shards_auto = true;  // Until a run is begun or gone on with (parts_plan.h).
     int io_threads = 1;
     std::string backend = "auto";  // auto | io_uring | threads
     std::uint64_t file_bytes = StoreOptions().file_bytes;
@@ -110,6 +115,8 @@ struct Job {
   } cache;
   struct Pipeline {
     int depth = 2;
+    int pull_threads = 0;  // 0: by the machine.
+    int pulling = 1;       // What that comes to: set where a run begins or goes on (parts_plan.h).
     std::map<std::string, int>
         queues;  // "read", "pull", "stage": capacity of the channel after that stage.
   } pipeline;
@@ -136,6 +143,7 @@ struct Job {
 // messages.
 Result<Job> ParseJob(std::string_view yaml, const std::string& base_name,
                      const std::vector<std::string>& overrides);
+// From a file, or from a pipe to its end.
 Result<Job> ReadJob(FileSystem* fs, const std::string& path,
                     const std::vector<std::string>& overrides);
 // The complete job as YAML that ParseJob reads back to the same Job. Starts with format_version.
@@ -153,7 +161,8 @@ struct SlotPlan {
 };
 
 struct TablePlan {
-  RowSchema schema;  // Segments: "embedding", and "wide" when the network is wide.
+  std::string settings;  // Where they stand in the job: "table", or "tables.<name>".
+  RowSchema schema;      // Segments: "embedding", and "wide" when the network is wide.
   std::vector<LearningRate> learning_rates;  // By segment.
   std::vector<std::uint32_t> slots;          // Indices into DataSchema::slots.
   IndexChoice index = IndexChoice::kAuto;
@@ -172,9 +181,6 @@ struct ModelPlan {
 // kInvalidArgument: a slot name that the data does not have (with the nearest), a table that no
 // slot uses, ...
 Result<ModelPlan> MakeModelPlan(const Job& job, const DataSchema& data);
-
-// The type of this machine's processor: what decides which kernels a library takes.
-std::string ProcessorType();
 
 // Of the settings below: the slots and dense features of the data.
 inline constexpr const char* kDataSetting = "data";

@@ -151,15 +151,17 @@ class Builder {
   }
 
   template <typename Get>
-  JobKey& Bytes(std::string path, Get get, std::uint64_t low, std::string doc) {
-    JobKey& key =
-        Custom(std::move(path), "size", fmt::format("{} or more", ExactBytes(low)), std::move(doc));
-    key.set = [get, low](const JobNode& node, Job* job, const std::string& name) {
+  JobKey& Bytes(std::string path, Get get, std::uint64_t low, std::uint64_t high, std::string doc) {
+    const std::string limits = high == kMax64
+                                   ? fmt::format("{} or more", ExactBytes(low))
+                                   : fmt::format("{} to {}", ExactBytes(low), ExactBytes(high));
+    JobKey& key = Custom(std::move(path), "size", limits, std::move(doc));
+    key.set = [get, low, high, limits](const JobNode& node, Job* job, const std::string& name) {
       const std::optional<std::uint64_t> value =
           node.kind == JobNode::Kind::kScalar ? ParseBytes(node.scalar) : std::nullopt;
       if (!value) return Expected("a size such as 2GiB or 500MB", node);
-      if (*value < low) {
-        return fmt::format("is {}; legal: {} or more", ExactBytes(*value), ExactBytes(low));
+      if (*value < low || *value > high) {
+        return fmt::format("is {}; legal: {}", ExactBytes(*value), limits);
       }
       get(*job, name) = *value;
       return std::string();
@@ -186,6 +188,33 @@ class Builder {
     key.print = [get](const Job& job, const std::string& name) {
       const std::optional<std::uint64_t> value = get(job, name);
       return std::optional<std::string>(value ? ExactBytes(*value) : "auto");
+    };
+    return key;
+  }
+
+  // Nothing: auto.
+  using SetWhole = std::function<void(Job*, std::optional<std::uint64_t>)>;
+  using GetWhole = std::function<std::optional<std::uint64_t>(const Job&)>;
+  JobKey& WholeOrAuto(std::string path, std::uint64_t low, std::uint64_t high, SetWhole set,
+                      GetWhole get, std::string doc) {
+    std::string limits = fmt::format("{} to {}", low, FormatCount(high));
+    JobKey& key = Custom(std::move(path), "whole number or auto", limits, std::move(doc));
+    key.set = [set, low, high, limits](const JobNode& node, Job* job, const std::string&) {
+      const bool is_scalar = node.kind == JobNode::Kind::kScalar;
+      if (is_scalar && node.scalar == "auto") {
+        set(job, std::nullopt);
+        return std::string();
+      }
+      const std::optional<std::uint64_t> value = is_scalar ? ParseWhole(node.scalar) : std::nullopt;
+      if (!value) return Expected("auto or a whole number", node);
+      if (*value < low || *value > high)
+        return fmt::format("is {}; legal: auto or {}", *value, limits);
+      set(job, value);
+      return std::string();
+    };
+    key.print = [get](const Job& job, const std::string&) {
+      const std::optional<std::uint64_t> value = get(job);
+      return std::optional<std::string>(value ? std::to_string(*value) : "auto");
     };
     return key;
   }

@@ -24,6 +24,7 @@ using job_keys::Shown;
 using Sparse = SparseOptimizerSpec::Type;
 
 constexpr std::uint64_t kMaxExpectedKeys = 1'000'000'000'000'000;
+constexpr std::uint64_t kTiB = std::uint64_t{1} << 40;
 
 template <typename Get>
 void AddLearningRate(Builder* b, const std::string& path, Get get, bool identifies) {
@@ -148,13 +149,13 @@ void AddAdmission(Builder* b, const std::string& path, Get table) {
   b->Whole(path + ".admit_after", field(&AdmissionSpec::after), 0, kMaxAdmitAfter,
            "A key gets its row after so many shows (examples that hold it); until then it reads as "
            "zeros. 0 and 1: with the first.");
-  OnlyFor(
-      b->Bytes(path + ".admit_filter", field(&AdmissionSpec::filter_bytes), kLeastAdmitFilterBytes,
-               "Of the filter that counts shows; twice so much memory is used. Too small a "
-               "filter admits keys too soon."),
-      "admit_after of 2 or more", [table](const Job& job, const std::string& name) {
-        return table(Builder::Mutable(job), name).admission.on();
-      });
+  OnlyFor(b->Bytes(path + ".admit_filter", field(&AdmissionSpec::filter_bytes),
+                   kLeastAdmitFilterBytes, kTiB,
+                   "Of the filter that counts shows; twice so much memory is used. Too small a "
+                   "filter admits keys too soon."),
+          "admit_after of 2 or more", [table](const Job& job, const std::string& name) {
+            return table(Builder::Mutable(job), name).admission.on();
+          });
 }
 
 template <typename Get>
@@ -181,8 +182,9 @@ void AddExpiry(Builder* b, const std::string& path, Get table) {
   when_on(
       b->Whole(path + ".expire_after", field(&ExpirySpec::after), 0, kMax64,
                "A row expires when it was not seen for so many examples. 0: age is no reason."));
-  when_on(b->Number(path + ".expire_below", field(&ExpirySpec::below), {0, kUnbounded},
-                    "A row expires when its score is lower. 0: the score is no reason."));
+  when_on(b->Number(
+      path + ".expire_below", field(&ExpirySpec::below), {0, kUnbounded},
+      "A row expires when its score is lower: 0.000001 or more. 0: the score is no reason."));
   for_score(b->Number(path + ".expire_show_weight", field(&ExpirySpec::show_weight),
                       {0, kUnbounded}, "What a show without click adds to a score."));
   for_score(b->Number(path + ".expire_click_weight", field(&ExpirySpec::click_weight),
@@ -269,16 +271,18 @@ void AddTable(Builder* b, const std::string& path, Get table) {
                                                 {"uniform", Type::kUniform},
                                                 {"normal", Type::kNormal}},
       "What a key's weights start as; zeros where the optimizer is ftrl.");
-  OnlyFor(b->Number(
-              path + ".initializer.scale",
-              [table](Job & job, const std::string& name) -> auto& {
-                return table(job, name).initializer.scale;
-              },
-              {-1e6, 1e6},
-              "uniform: within [-scale, scale); normal: standard deviation; constant: the value."),
-          "initializer.type other than zeros", [table](const Job& job, const std::string& name) {
-            return table(Builder::Mutable(job), name).initializer.type != Type::kZeros;
-          });
+  OnlyFor(
+      b->Number(
+          path + ".initializer.scale",
+          [table](Job & job, const std::string& name) -> auto& {
+            return table(job, name).initializer.scale;
+          },
+          {-1e6, 1e6},
+          "uniform: within [-scale, scale); normal: standard deviation; constant: the value, which "
+          "alone may be negative."),
+      "initializer.type other than zeros", [table](const Job& job, const std::string& name) {
+        return table(Builder::Mutable(job), name).initializer.type != Type::kZeros;
+      });
   b->Number(
       path + ".l2",
       [table](Job & job, const std::string& name) -> auto& { return table(job, name).l2; },
@@ -300,7 +304,9 @@ void AddRun(Builder* b) {
       "Of all random numbers of the run."));
   Identifies(b->Word(
       "device", [](Job & job, const std::string&) -> auto& { return job.device; },
-      {"cpu", "cuda", "auto"}, "Where the network and the warm rows are."));
+      {"cpu", "cuda", "auto"},
+      "Where the network and the warm rows are. This version has cpu alone: auto means it, and "
+      "cuda is refused."));
   b->Text(
        "output", [](Job & job, const std::string&) -> auto& { return job.output; },
        "The run's folder: everything lies there unless ssd.paths says otherwise.")
@@ -351,8 +357,9 @@ void AddData(Builder* b) {
           "format criteo", criteo);
   b->Number("data.max_bad_fraction", field(&DataOptions::max_bad_fraction), {0, 1},
             "More bad lines than this share of all stop the run.");
-  b->Bytes("data.read_ahead", field(&DataOptions::read_ahead_bytes), 64 << 10,
-           "Memory for reading ahead.");
+  b->Bytes("data.read_ahead", field(&DataOptions::read_ahead_bytes), 64 << 10, kMax64,
+           "Memory for reading ahead, at most. No more is used than a 128th of memory.budget (1MiB "
+           "where that is less than 1MiB), and never more than 1GiB.");
   JobKey& rows = b->Whole("data.rows", field(&DataOptions::rows), 1, std::uint64_t{1} << 48,
                           "Examples of an epoch.");
   OnlyFor(rows, "format synthetic", synthetic);
@@ -503,8 +510,11 @@ void AddTraining(Builder* b) {
   b->Whole(
       "training.batch", [](Job & job, const std::string&) -> auto& { return job.training.batch; },
       1, 1 << 26,
-      "Examples whose rows are brought up together; a multiple of minibatch, by default the next "
-      "one from 65536. Changes no result.");
+      "Examples whose rows are brought up together, at most: fewer where they would take more than "
+      "an eighth of the memory that is left for rows and batches (the memory line at the start "
+      "says "
+      "how many). A multiple of minibatch; by default 65536, rounded up to one. Changes no "
+      "result.");
   Identifies(b->Whole(
       "training.threads",
       [](Job & job, const std::string&) -> auto& { return job.training.threads; }, 1, 256,
@@ -516,11 +526,14 @@ void AddTraining(Builder* b) {
   OrNull(b->Whole(
       "validation.every_examples",
       [](Job & job, const std::string&) -> auto& { return job.validation.every_examples; }, 0,
-      kMax64, "Validates so often, besides at each epoch's end; null or 0: only then."));
+      kMax64,
+      "Validates so often, besides at each epoch's end and where training.max_examples ends the "
+      "run; "
+      "null or 0: only then."));
   b->Bytes(
       "memory.budget",
       [](Job & job, const std::string&) -> auto& { return job.memory.budget_bytes; },
-      std::uint64_t{1} << 20,
+      std::uint64_t{1} << 20, kMostBudgetBytes,
       "Of the whole process. The least that is accepted has room for the index of 250,000 rows; "
       "a run that outgrows its budget stops after a checkpoint and goes on with a larger one.");
 }
@@ -531,16 +544,27 @@ void AddSsd(Builder* b) {
   };
   b->TextList("ssd.paths", ssd(&Job::Ssd::paths), {},
               "Folders for rows, one per disk; a shard lies on one of them. Empty: in output.");
-  b->Bytes("ssd.quota", ssd(&Job::Ssd::quota_bytes), std::uint64_t{1} << 20,
+  b->Bytes("ssd.quota", ssd(&Job::Ssd::quota_bytes), std::uint64_t{1} << 20, kMax64,
            "Bytes that the run may hold on disk: rows, checkpoints, `metrics.jsonl` and its small "
            "files, in blocks of 4 KiB. A warning tells where the disks have less.");
-  b->Whole("ssd.shards", ssd(&Job::Ssd::shards), 1, 1024, "Parts of each table on disk.");
+  b->WholeOrAuto(
+      "ssd.shards", 1, 1024,
+      [](Job* job, std::optional<std::uint64_t> shards) {
+        job->ssd.shards_auto = !shards;
+        job->ssd.shards = static_cast<int>(shards.value_or(1));
+      },
+      [](const Job& job) {
+        return job.ssd.shards_auto ? std::nullopt : std::optional<std::uint64_t>(job.ssd.shards);
+      },
+      "Parts of each table on disk. Fixed for the life of a run. auto: one for each thread that "
+      "pulls (pipeline.pull_threads), fewer where budget, quota or tables leave each little, and "
+      "one for each of ssd.paths at least.");
   b->Whole("ssd.io_threads", ssd(&Job::Ssd::io_threads), 1, 64,
            "Threads that check and copy what was read, and build the index at a restart, at least "
            "one a shard; where io_uring is not used, four times as many read.");
   b->Word("ssd.backend", ssd(&Job::Ssd::backend), {"auto", "io_uring", "threads"},
           "How rows are read.");
-  b->Bytes("ssd.file_size", ssd(&Job::Ssd::file_bytes), 64 << 10,
+  b->Bytes("ssd.file_size", ssd(&Job::Ssd::file_bytes), 64 << 10, kTiB,
            "Of a parameter file; larger ones cost compaction grain. Less where rows are short and "
            "stores many for memory.budget: the entries of files in the making take memory.");
   b->Choice("ssd.compaction", ssd(&Job::Ssd::compaction),
@@ -563,7 +587,7 @@ void AddSsd(Builder* b) {
           "compaction model_size", [](const Job& job, const std::string&) {
             return job.ssd.compaction == CompactionPolicy::kModelSize;
           });
-  b->Bytes("ssd.rated_writes", ssd(&Job::Ssd::rated_write_bytes), 0,
+  b->Bytes("ssd.rated_writes", ssd(&Job::Ssd::rated_write_bytes), 0, kMax64,
            "What may be written to the disks of the rows in their life, as their makers say (TBW), "
            "all disks together. The summary then tells which share of it the run has used. 0: "
            "unknown. What NVMe drives count themselves, inspect shows.");
@@ -650,8 +674,8 @@ void AddCache(Builder* b) {
           [](Job & job, const std::string&) -> auto& { return job.cache.look_ahead; },
           {"auto", "off"},
           "Whether the log is read ahead of training once rows no longer fit in memory, so that "
-          "those that come again stay there; takes up to an eighth of the memory of rows and "
-          "the time of a second reading. auto: where pipeline.depth is not 0."),
+          "those that come again stay there; takes up to an eighth of the memory of rows, and "
+          "1 GiB, and the time of a second reading. auto: where pipeline.depth is not 0."),
       "policy s3_fifo", [](const Job& job, const std::string&) {
         return job.cache.eviction.type == EvictionType::kS3Fifo;
       });
@@ -661,6 +685,20 @@ void AddRest(Builder* b) {
   b->Whole(
       "pipeline.depth", [](Job & job, const std::string&) -> auto& { return job.pipeline.depth; },
       0, 64, "Batches that are brought up ahead of training; 0: the stages run one after another.");
+  b->WholeOrAuto(
+      "pipeline.pull_threads", 1, 64,
+      [](Job* job, std::optional<std::uint64_t> threads) {
+        job->pipeline.pull_threads = static_cast<int>(threads.value_or(0));
+      },
+      [](const Job& job) {
+        return job.pipeline.pull_threads == 0
+                   ? std::nullopt
+                   : std::optional<std::uint64_t>(job.pipeline.pull_threads);
+      },
+      "Threads that plan a batch, and that find, evict and load its rows side by side, each for an "
+      "equal part of ssd.shards; for rows as many of them as ssd.shards can be divided by. auto: a "
+      "quarter of the cores, up to 8, fewer where the other threads need them or the budget is "
+      "short (docs/decisions/pull-threads.md).");
   for (const char* stage : {"read", "pull", "stage"}) AddQueue(b, stage);
   b->Whole(
       "checkpoint.every_batches",

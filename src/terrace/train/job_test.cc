@@ -196,7 +196,11 @@ INSTANTIATE_TEST_SUITE_P(
                "j.yaml:3: training.threads: expected a whole number, got nothing"},
         BadJob{"memory: {budget: lots}\n",
                "j.yaml:3: memory.budget: expected a size such as 2GiB or 500MB, got 'lots'"},
-        BadJob{"memory: {budget: 5}\n", "j.yaml:3: memory.budget is 5; legal: 1MiB or more"},
+        BadJob{"memory: {budget: 5}\n", "j.yaml:3: memory.budget is 5; legal: 1MiB to 64TiB"},
+        BadJob{"memory: {budget: 1000TiB}\n",
+               "j.yaml:3: memory.budget is 1000TiB; legal: 1MiB to 64TiB"},
+        BadJob{"ssd: {file_size: 9223372036854774784}\n",
+               "j.yaml:3: ssd.file_size is 9007199254740991KiB; legal: 64KiB to 1TiB"},
         BadJob{"device: cuda\n",
                "j.yaml:3: device is cuda, which this version cannot do yet; use cpu (or auto)"},
         BadJob{"device: cpuu\n",
@@ -207,6 +211,12 @@ INSTANTIATE_TEST_SUITE_P(
         BadJob{"table: {optimizer: {type: ftrl}, initializer: {type: normal}}\n",
                "j.yaml:3: table.initializer.type must be zeros: ftrl starts at z = n = 0, which is "
                "weight 0"},
+        BadJob{"table: {optimizer: {type: ftrl}, initializer: {scale: 0.5}}\n",
+               "j.yaml:3: table.initializer.scale has no meaning here: it is for initializer.type "
+               "other than zeros"},
+        BadJob{"tables: {a: {optimizer: {type: ftrl}, initializer: {scale: 0.5}}}\n",
+               "j.yaml:3: tables.a.initializer.scale has no meaning here: it is for "
+               "initializer.type other than zeros"},
         BadJob{"table: {optimizer: {type: ftrl, learning_rate: {base: 1, warmup_steps: 3}}}\n",
                "j.yaml:3: table.optimizer.learning_rate is a schedule, but ftrl takes a number, "
                "its alpha"},
@@ -216,7 +226,9 @@ INSTANTIATE_TEST_SUITE_P(
         BadJob{"table: {admit_after: 65536}\n",
                "j.yaml:3: table.admit_after is 65536; legal: 0 to 65,535"},
         BadJob{"table: {admit_after: 2, admit_filter: 1KiB}\n",
-               "j.yaml:3: table.admit_filter is 1KiB; legal: 4KiB or more"},
+               "j.yaml:3: table.admit_filter is 1KiB; legal: 4KiB to 1TiB"},
+        BadJob{"table: {admit_after: 2, admit_filter: 2048TiB}\n",
+               "j.yaml:3: table.admit_filter is 2048TiB; legal: 4KiB to 1TiB"},
         BadJob{"table: {admit_after: 1, admit_filter: 1MiB}\n",
                "j.yaml:3: table.admit_filter has no meaning here: it is for admit_after of 2 or "
                "more"},
@@ -245,6 +257,12 @@ INSTANTIATE_TEST_SUITE_P(
                "j.yaml:3: table.expire_decay is 1.5; legal: 0 to 1"},
         BadJob{"tables: {default: {}}\n",
                "j.yaml:3: tables.default: 'table' is the default table; name this one otherwise"},
+        BadJob{"tables: {RUN: {}}\n",
+               "j.yaml:3: tables.RUN: a file of the program has this name beside the folders of "
+               "the tables; name this one otherwise"},
+        BadJob{"tables: {read-cost: {}}\n",
+               "j.yaml:3: tables.read-cost: a file of the program has this name beside the folders "
+               "of the tables; name this one otherwise"},
         BadJob{"tables: {a/b: {}}\n",
                "j.yaml:3: tables: 'a/b' is no name: letters, digits, _ and -, at most 64"},
         BadJob{"tables: {ads: {}}\nslots: {C1: {table: adz}}\n",
@@ -255,7 +273,7 @@ INSTANTIATE_TEST_SUITE_P(
                "j.yaml:3: network.hidden has '0'; legal: widths of 1 to 65,536"},
         BadJob{"network: {wide_optimizer: {type: ftrl}}\n",
                "j.yaml:3: network.wide_optimizer has no meaning here: it is for wide: true"},
-        BadJob{"ssd: {paths: [a, b]}\n",
+        BadJob{"ssd: {paths: [a, b], shards: 1}\n",
                "j.yaml:3: ssd.shards is 1, but ssd.paths names 2 folders: a shard lies on one of "
                "them, so some would stay empty; raise it to 2 or more"},
         BadJob{"seed: 1\nseed: 2\n", "j.yaml:4: 'seed' is given twice"},
@@ -278,7 +296,7 @@ TEST(ParseJob, CollectsAllProblemsInTheOrderOfLines) {
             "j.yaml:1: data.train is missing: the files to train on, such as [logs/*.tsv]\n"
             "j.yaml:2: unknown key 'thread' in training; did you mean 'threads'?\n"
             "j.yaml:2: training.batch: expected a whole number, got 'x'\n"
-            "j.yaml:3: memory.budget is 1; legal: 1MiB or more\n"
+            "j.yaml:3: memory.budget is 1; legal: 1MiB to 64TiB\n"
             "--set pipeline.depth: pipeline.depth is 99; legal: 0 to 64\n"
             "--set nosuch: unknown key 'nosuch'; legal here: format_version, seed, device, output, "
             "binding, "
@@ -405,6 +423,11 @@ TEST(ParseJob, TablesTakeWhatTheyLeaveOutFromTheDefault) {
   EXPECT_EQ(job->tables["b"].dim, 5u);
   EXPECT_EQ(job->tables["c"].initializer.type, InitializerSpec::Type::kZeros);
   EXPECT_EQ(job->table.initializer.type, InitializerSpec::Type::kUniform);
+  // A scale that is the default table's is no word about a table with ftrl.
+  job = Parse(std::string(kSmallJob) +
+              "table: {initializer: {scale: 0.5}}\ntables: {c: {optimizer: {type: ftrl}}}\n");
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  EXPECT_EQ(job->tables["c"].initializer.type, InitializerSpec::Type::kZeros);
 }
 
 // A value of a key, legal by its own limits; empty: leave it out.

@@ -9,9 +9,13 @@
 #include "terrace/base/memory.h"
 #include "terrace/base/units.h"
 #include "terrace/cache/future_keys.h"
+#include "terrace/cache/parted_row_cache.h"
+#include "terrace/data/batch.h"
+#include "terrace/pipeline/key_plan.h"
 #include "terrace/pipeline/work_item.h"
 #include "terrace/store/store.h"
 #include "terrace/train/index_plan.h"
+#include "terrace/train/parts_plan.h"
 
 namespace terrace {
 namespace {
@@ -19,9 +23,15 @@ namespace {
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr std::uint64_t kMetadataBytes = 96;  // Of a cached row, at most: entry, map, queues.
 
-// Bytes of one example in a batch: keys with their CSR, dense features, label, origin.
-std::uint64_t BatchBytesPerExample(const MemoryPlanInput& input) {
-  return std::uint64_t{input.slots} * 12 + std::uint64_t{input.dense_width} * 4 + 24;
+std::uint64_t Minibatches(const MemoryPlanInput& input, std::uint64_t examples) {
+  return (examples + input.minibatch - 1) / input.minibatch;
+}
+
+// Of the examples of a batch: keys with their CSR, dense features, label, origin; of a mini-batch
+// and of the end of an epoch a cursor.
+std::uint64_t BatchBytes(const MemoryPlanInput& input, std::uint64_t examples) {
+  return examples * (std::uint64_t{input.slots} * 12 + std::uint64_t{input.dense_width} * 4 + 24) +
+         (Minibatches(input, examples) + 1) * sizeof(DataCursor);
 }
 
 // Of the lists of a working set and of the planner's maps, an occurrence of a key: what a click log
@@ -32,7 +42,7 @@ constexpr std::uint64_t kMapBytes = 24, kMostMapBytes = 104;
 std::uint64_t SetBytes(const MemoryPlanInput& input, std::uint32_t batch) {
   const std::uint64_t usual = std::uint64_t{input.slots} * batch * kSetBytes;
   const std::uint64_t least = std::uint64_t{input.slots} * input.minibatch * kMostSetBytes;
-  return std::max(usual, least);
+  return std::max(usual, least) + Minibatches(input, batch) * input.tables * kMinibatchBytes;
 }
 
 std::uint64_t MapBytes(const MemoryPlanInput& input, std::uint32_t batch) {
@@ -51,14 +61,36 @@ std::uint64_t ReadPlanBytes(const MemoryPlanInput& input, std::uint32_t batch) {
   return std::max(usual, least);
 }
 
+// Of an occurrence of a key in a set whose caches have parts: each part's own lists of the set's
+// rows, which three fifths of the occurrences are in a set that takes all that it may.
+constexpr std::uint64_t kPartsBytes = 12, kMostPartsBytes = 20;
+
+std::uint64_t PartsBytes(const MemoryPlanInput& input, std::uint32_t batch) {
+  if (input.cache_parts == 1) return 0;
+  const std::uint64_t usual = std::uint64_t{input.slots} * batch * kPartsBytes;
+  const std::uint64_t least = std::uint64_t{input.slots} * input.minibatch * kMostPartsBytes;
+  return std::max(usual, least);
+}
+
+// Of an occurrence in one mini-batch, of which each thread of the planner has a map of its own:
+// where slots have several keys, fewer threads plan.
+constexpr std::uint64_t kPlanThreadBytes = 52;
+
+std::uint64_t PlanThreadBytes(const MemoryPlanInput& input) {
+  const std::uint64_t usual = std::uint64_t{input.slots} * input.minibatch * kPlanThreadBytes;
+  return (input.pull_threads - 1) *
+         std::max(usual, input.tables * KeyPlanner::kLeastLaneBytesOfTable);
+}
+
 // Of an occurrence of a key, where admission counts: its number among those admitted, and the key.
 constexpr std::uint64_t kAdmissionBytes = 12;
 
 std::uint64_t BatchesBytes(const MemoryPlanInput& input, std::uint32_t batch) {
   // Each set keeps its batch; more are read ahead.
   const std::uint64_t batches = input.sets + input.batches_ahead;
-  return batches * BatchBytesPerExample(input) * batch + input.sets * SetBytes(input, batch) +
-         MapBytes(input, batch) + std::min(input.sets, 2U) * ReadPlanBytes(input, batch) +
+  return batches * BatchBytes(input, batch) +
+         input.sets * (SetBytes(input, batch) + PartsBytes(input, batch)) + MapBytes(input, batch) +
+         PlanThreadBytes(input) + std::min(input.sets, 2U) * ReadPlanBytes(input, batch) +
          (input.filter_bytes > 0 ? std::uint64_t{input.slots} * batch * kAdmissionBytes : 0);
 }
 
@@ -77,7 +109,7 @@ void SetValidation(const MemoryPlanInput& input, std::uint32_t examples, MemoryP
 
 // Vectors of a batch that grow hold up to twice as much.
 std::uint64_t ValidationBytes(const MemoryPlanInput& input, const MemoryPlan& plan) {
-  return plan.validation_set_bytes + 2 * BatchBytesPerExample(input) * plan.validation_batch;
+  return plan.validation_set_bytes + 2 * BatchBytes(input, plan.validation_batch);
 }
 
 // The rows of more examples are read with fewer requests each, which may take of `spare` bytes.
@@ -103,6 +135,9 @@ MemoryPlan FixedPart(const MemoryPlanInput& input) {
   plan.budget_bytes = input.budget_bytes;
   plan.resident_bytes = input.resident_bytes;
   plan.slack_bytes = 12 * kMiB + input.budget_bytes / 50;
+  // Threads of their own.
+  if (input.cache_parts > 1)
+    plan.slack_bytes += std::uint64_t{input.tables} * input.cache_parts * kMiB;
   plan.transient_bytes = 2 * input.dense_state_bytes + 12 * kMiB;
   if (input.validates) {
     SetValidation(input, kLeastValidation, &plan);
@@ -150,8 +185,8 @@ void PlanLookAhead(const MemoryPlanInput& input, MemoryPlan* plan) {
   constexpr std::uint64_t kMostFutureBytes = 1024 * kMiB;
   const std::uint64_t rows = plan->rows_bytes / input.row_bytes;
   const std::uint64_t source =
-      input.source_bytes + BatchBytesPerExample(input) *
-                               std::max<std::uint64_t>(input.minibatch, FutureKeys::kTickExamples);
+      input.source_bytes +
+      BatchBytes(input, std::max<std::uint64_t>(input.minibatch, FutureKeys::kTickExamples));
   const std::uint64_t both = plan->rows_bytes / 8;  // More would cost more than it gains.
   if (source >= both) return;
   const std::uint64_t most =
@@ -179,7 +214,8 @@ std::string WholeMiB(std::uint64_t bytes) {
 }
 
 std::uint64_t ReadAheadBytes(std::uint64_t most_bytes, std::uint64_t budget_bytes) {
-  return std::min(most_bytes, std::max(kMiB, budget_bytes / 128));
+  constexpr std::uint64_t kEnough = std::uint64_t{1} << 30;
+  return std::min({most_bytes, std::max(kMiB, budget_bytes / 128), kEnough});
 }
 
 std::uint64_t LeastBudgetBytes(const MemoryPlanInput& input) {
@@ -215,6 +251,9 @@ MemoryPlanInput MakeMemoryPlanInput(const Job& job, const ModelPlan& plan,
   input.resident_bytes = ReadProcessMemory().resident_bytes;
   input.stores =
       static_cast<std::uint32_t>(plan.tables.size()) * static_cast<std::uint32_t>(job.ssd.shards);
+  input.tables = static_cast<std::uint32_t>(plan.tables.size());
+  input.pull_threads = static_cast<std::uint32_t>(job.pipeline.pulling);
+  input.cache_parts = CacheParts(job);
   input.slots = static_cast<std::uint32_t>(plan.slots.size());
   input.dense_width = plan.inputs.dense_width;
   input.batch = job.training.batch;
@@ -241,10 +280,13 @@ MemoryPlanInput MakeMemoryPlanInput(const Job& job, const ModelPlan& plan,
 
 std::vector<std::uint64_t> LeastTableBytes(const Job& job, const ModelPlan& plan) {
   std::vector<std::uint64_t> least;
+  const std::uint32_t parts = CacheParts(job);
   for (const TablePlan& table : plan.tables) {
-    const std::uint64_t rows = std::uint64_t{job.training.minibatch} * table.slots.size();
+    const std::uint64_t rows = PartedRowCache::RowsToHave(
+        parts, std::uint64_t{job.training.minibatch} * table.slots.size());
     // Arenas come in huge pages, and the write buffer takes a share.
-    least.push_back(2 * rows * (table.schema.row_bytes() + kMetadataBytes) + 8 * kMiB);
+    least.push_back(2 * rows * (table.schema.row_bytes() + kMetadataBytes) + 8 * kMiB +
+                    (parts > 1 ? parts * kMiB : 0));
   }
   return least;
 }
@@ -285,8 +327,7 @@ Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input) {
     const MemoryPlan least = FixedPart(enough);
     return InvalidArgumentError(fmt::format(
         "memory.budget of {} is too small: this job needs at least {} (process and network {}, "
-        "rows of one mini-batch and index {}{}, buffers {}{}). Raise memory.budget, or lower "
-        "training.minibatch.",
+        "rows of one mini-batch and index {}{}, buffers {}{}). Raise memory.budget{}.",
         FormatBytes(input.budget_bytes), WholeMiB(enough.budget_bytes),
         FormatBytes(least.resident_bytes), FormatBytes(least_rows),
         input.index_room_bytes > 0
@@ -294,7 +335,8 @@ Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input) {
             : "",
         FormatBytes(least.io_bytes + least.slack_bytes + least.transient_bytes +
                     BatchesBytes(input, input.minibatch)),
-        FiltersText(least, ", admission filters ")));
+        FiltersText(least, ", admission filters "),
+        input.minibatch > 1 ? ", or lower training.minibatch" : ""));
   }
   std::uint64_t rest = input.budget_bytes - fixed;
   if (input.validates) {
@@ -317,6 +359,7 @@ Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input) {
   plan.batch = batch;
   plan.sets = input.sets;
   plan.set_bytes = SetBytes(input, batch) + MapBytes(input, batch);
+  plan.plan_thread_bytes = PlanThreadBytes(input);
   plan.batches_bytes = BatchesBytes(input, batch);
   plan.rows_bytes = rest - plan.batches_bytes;
   if (input.looks_ahead) PlanLookAhead(input, &plan);

@@ -19,9 +19,12 @@ struct MemoryPlanInput {
   std::uint32_t stores = 1;          // Tables * shards.
   std::uint64_t file_rows = 0;       // Of a file of each store that is written, all together.
   std::uint32_t slots = 0;           // Of the data.
+  std::uint32_t tables = 1;          // Each with a cache.
   std::uint32_t dense_width = 0;     // Floats.
   std::uint32_t batch = 0;           // Examples, as the job asks.
   std::uint32_t minibatch = 0;
+  std::uint32_t pull_threads = 1;       // That plan a working set together.
+  std::uint32_t cache_parts = 1;        // Of each table's cache.
   std::uint32_t sets = 1;               // Working sets alive at a time.
   std::uint32_t batches_ahead = 0;      // Batches besides those of the sets.
   std::uint64_t least_cache_bytes = 0;  // Of all tables: LeastCacheBytes.
@@ -56,9 +59,10 @@ struct MemoryPlan {
   std::uint64_t most_file_rows = ~std::uint64_t{0};
   // All buffers, and what files in the making take beyond their part of the slack.
   std::uint64_t io_bytes = 0;
-  std::uint32_t batch = 0;      // Examples, adapted; a multiple of minibatch.
-  std::uint32_t sets = 1;       // Working sets alive at a time.
-  std::uint64_t set_bytes = 0;  // Of one, with the planner's maps; rows not counted.
+  std::uint32_t batch = 0;              // Examples, adapted; a multiple of minibatch.
+  std::uint32_t sets = 1;               // Working sets alive at a time.
+  std::uint64_t set_bytes = 0;          // Of one, with the planner's maps; rows not counted.
+  std::uint64_t plan_thread_bytes = 0;  // Of the planner's threads beyond the first.
   // Likewise, of a validation: examples of a batch, fewer where memory is short.
   std::uint32_t validation_batch = 0;
   std::uint64_t validation_set_bytes = 0;
@@ -81,7 +85,7 @@ std::string DescribeMemoryPlan(const MemoryPlan& plan);
 // "628 MiB": whole ones, rounded up, so that who asks for the least that would do has it.
 std::string WholeMiB(std::uint64_t bytes);
 
-// What a trainer reads ahead, of the most that its job allows.
+// What a trainer or an evaluator reads ahead, of the most that its job allows.
 std::uint64_t ReadAheadBytes(std::uint64_t most_bytes, std::uint64_t budget_bytes);
 
 // What a trainer and an evaluator of this job have in common; the process is measured as it is now.

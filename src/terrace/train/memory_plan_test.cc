@@ -2,11 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
+#include "terrace/data/example_source.h"
+#include "terrace/pipeline/key_plan.h"
 #include "terrace/train/index_plan.h"
 
 namespace terrace {
@@ -19,6 +22,7 @@ MemoryPlanInput RandomInput(Rng* rng) {
   input.resident_bytes = (20 + rng->Below(200)) * kMiB;
   input.stores = 1 + static_cast<std::uint32_t>(rng->Below(16));
   input.slots = 1 + static_cast<std::uint32_t>(rng->Below(64));
+  input.tables = 1 + static_cast<std::uint32_t>(rng->Below(input.slots));
   input.dense_width = static_cast<std::uint32_t>(rng->Below(64));
   input.minibatch = 1U << rng->Below(12);
   input.batch = input.minibatch << rng->Below(8);
@@ -163,6 +167,38 @@ TEST(MemoryPlan, PartsMakeTheBudget) {
   EXPECT_GT(shared, 100) << "whose batch the share decides";
 }
 
+// Where they are of one example and one slot, most of a batch is what each of them has of its own.
+TEST(MemoryPlan, WhatAMiniBatchTakesItselfIsCounted) {
+  DataOptions data;
+  data.format = "synthetic";
+  data.rows = 100'000;
+  data.categorical_slots = 1;
+  auto source = OpenSource(FileSystem::Posix(), data);
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  MemoryPlanInput input;
+  input.budget_bytes = 4096 * kMiB;
+  input.slots = static_cast<std::uint32_t>((*source)->schema().slots.size());
+  input.dense_width = (*source)->schema().dense_width();
+  input.minibatch = 1;
+  input.batch = 50'000;
+  input.sets = 2;
+  input.batches_ahead = 3;
+  const Result<MemoryPlan> plan = PlanMemory(input);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  ASSERT_EQ(plan->batch, input.batch);
+  auto batch = (*source)->Next(plan->batch, 1);
+  ASSERT_TRUE(batch.ok() && batch->has_value());
+  const auto shared = std::make_shared<const Batch>(std::move(**batch));
+  KeyPlanner planner(std::vector<PlannedSlot>(input.slots), 1, 1, plan->set_bytes);
+  const std::size_t most_rows[1] = {input.batch};
+  const auto set = planner.Plan(shared, 0, 0, most_rows);
+  ASSERT_TRUE(set.ok()) << set.status().message();
+  EXPECT_TRUE((*set)->last_of_batch) << "a click log's set is not cut";
+  const std::uint64_t one = shared->MemoryBytes() + (*set)->UsedBytes();
+  EXPECT_GE(plan->batches_bytes,
+            input.sets * one + input.batches_ahead * shared->MemoryBytes() + planner.MemoryBytes());
+}
+
 // A model of tables with rows of one length, expecting so many keys each.
 ModelPlan PlanOf(std::vector<std::uint64_t> expected_keys, IndexChoice index) {
   ModelPlan plan;
@@ -170,7 +206,8 @@ ModelPlan PlanOf(std::vector<std::uint64_t> expected_keys, IndexChoice index) {
     SegmentSpec segment;
     segment.name = "embedding";
     segment.dim = 8;
-    TablePlan table{RowSchema::Create("t", {segment}, {}, {}).value(), {}, {}, index, keys, {}};
+    TablePlan table{
+        "tables.t", RowSchema::Create("t", {segment}, {}, {}).value(), {}, {}, index, keys, {}};
     plan.tables.push_back(std::move(table));
   }
   return plan;
@@ -190,6 +227,48 @@ TEST(IndexPlan, AutoGoesByTheTablesPartOfTheBudget) {
   }
   const ModelPlan unknown = PlanOf({0}, IndexChoice::kAuto);
   EXPECT_EQ(IndexOf(job, unknown, unknown.tables[0]), IndexKind::kKey);
+}
+
+TEST(IndexPlan, ExpectedKeysHavePlaces) {
+  Job job;
+  job.memory.budget_bytes = std::uint64_t{1} << 50;
+  job.ssd.shards = 2;
+  const std::uint64_t rest = ~std::uint64_t{0};
+  const auto most_of = [&](IndexKind kind) {
+    return 2 * Store::MostRows(kind, PlanOf({1}, IndexChoice::kKey).tables[0].schema.row_bytes(),
+                               {}, job.ssd.file_bytes, rest);
+  };
+  const std::uint64_t by_key = most_of(IndexKind::kKey), by_group = most_of(IndexKind::kGroup);
+  EXPECT_GT(by_key, std::uint64_t{1} << 32) << "half of the places in each shard";
+  EXPECT_LT(by_key, std::uint64_t{1} << 33);
+  EXPECT_GT(by_group, 4 * by_key);
+  const auto check = [&](std::uint64_t keys, IndexChoice index, std::uint64_t file_rows) {
+    return CheckExpectedKeys(job, PlanOf({keys}, index), file_rows);
+  };
+  for (const IndexChoice index : {IndexChoice::kAuto, IndexChoice::kKey}) {
+    EXPECT_TRUE(check(by_key, index, rest).ok());
+  }
+  EXPECT_TRUE(check(0, IndexChoice::kKey, rest).ok());
+  // More than by key: auto chooses the other index.
+  const ModelPlan more = PlanOf({by_key, by_key + 1}, IndexChoice::kAuto);
+  EXPECT_EQ(IndexOf(job, more, more.tables[0]), IndexKind::kKey);
+  EXPECT_EQ(IndexOf(job, more, more.tables[1]), IndexKind::kGroup);
+  EXPECT_TRUE(CheckExpectedKeys(job, more, rest).ok());
+  const Status refused = check(by_key + 1, IndexChoice::kKey, rest);
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(refused.message().find("choose ssd.shards: 3 or more, or tables.t.index: group"),
+            std::string::npos)
+      << refused.message();
+  job.ssd.shards = 3;
+  EXPECT_TRUE(check(by_key + 1, IndexChoice::kKey, rest).ok());
+  job.ssd.shards = 2;
+  EXPECT_TRUE(check(by_group, IndexChoice::kGroup, rest).ok());
+  const Status beyond = check(by_group + 1, IndexChoice::kAuto, rest);
+  EXPECT_EQ(beyond.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(beyond.message().find("table.index"), std::string::npos) << beyond.message();
+  // Of files of few rows, of which there are no more than have a number.
+  EXPECT_FALSE(check(std::uint64_t{1} << 24, IndexChoice::kKey, 1).ok());
+  EXPECT_TRUE(check(std::uint64_t{1} << 22, IndexChoice::kKey, 1).ok());
 }
 
 TEST(IndexPlan, RoomForRowsBeyondThoseOfAMiniBatch) {

@@ -55,7 +55,7 @@ Result<std::unique_ptr<MetricsFile>> MetricsFile::Open(FileSystem* fs, DiskQuota
   if (size > bytes) TERRACE_RETURN_IF_ERROR(file->Truncate(bytes));
   TERRACE_RETURN_IF_ERROR(quota->Reserve(WholeBlocks(bytes), 0).WithContext(path));
   return std::unique_ptr<MetricsFile>(
-      new MetricsFile(std::move(file), quota, bytes, std::move(*running)));
+      new MetricsFile(fs, path, std::move(file), quota, bytes, std::move(*running)));
 }
 
 Status MetricsFile::Append(const std::string& line) {
@@ -65,9 +65,21 @@ Status MetricsFile::Append(const std::string& line) {
     TERRACE_RETURN_IF_ERROR(quota_->Reserve(needed - reserved_bytes_, 0));
     reserved_bytes_ = needed;
   }
-  TERRACE_RETURN_IF_ERROR(file_->WriteAt(bytes_, std::as_bytes(std::span(text))));
+  const Status written = file_->WriteAt(bytes_, std::as_bytes(std::span(text)));
+  if (!written.ok()) {
+    // Where that fails too, so does the next use of it.
+    if (const Status cut = CutAndReopen(); !cut.ok()) LogText(LogLevel::kWarning, cut.ToString());
+    return written;
+  }
   bytes_ += text.size();
   checksum_.Add(std::as_bytes(std::span(text)));
+  return OkStatus();
+}
+
+Status MetricsFile::CutAndReopen() {
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs_->Open(path_, OpenMode::kAppend));
+  TERRACE_RETURN_IF_ERROR(file->Truncate(bytes_));
+  file_ = std::move(file);
   return OkStatus();
 }
 

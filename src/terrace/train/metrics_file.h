@@ -23,21 +23,29 @@ class MetricsFile {
   static Result<std::unique_ptr<MetricsFile>> Open(FileSystem* fs, DiskQuota* quota,
                                                    const std::string& path, std::uint64_t bytes,
                                                    std::optional<std::uint64_t> checksum);
-  // Without its newline. kIo: also where the quota has no room; nothing was written.
+  // Without its newline. On error, kOutOfRoom of the quota included, the file is as before.
   Status Append(const std::string& line);
   Status Sync();
   std::uint64_t bytes() const { return bytes_; }
   std::uint64_t checksum() const { return checksum_.value(); }  // XXH3-64 of all bytes().
 
  private:
-  MetricsFile(std::unique_ptr<File> file, DiskQuota* quota, std::uint64_t bytes,
-              RunningChecksum64 checksum)
-      : file_(std::move(file)),
+  MetricsFile(FileSystem* fs, std::string path, std::unique_ptr<File> file, DiskQuota* quota,
+              std::uint64_t bytes, RunningChecksum64 checksum)
+      : fs_(fs),
+        path_(std::move(path)),
+        file_(std::move(file)),
         quota_(quota),
         bytes_(bytes),
         reserved_bytes_(WholeBlocks(bytes)),
         checksum_(std::move(checksum)) {}
 
+  // After a write that failed: cuts off what may have been written, and opens it anew, because a
+  // file keeps its first error.
+  Status CutAndReopen();
+
+  FileSystem* const fs_;
+  const std::string path_;
   std::unique_ptr<File> file_;
   DiskQuota* const quota_;
   std::uint64_t bytes_;

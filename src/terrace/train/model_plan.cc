@@ -1,21 +1,14 @@
 // MakeModelPlan and what identifies a model.
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <map>
 #include <set>
 
 #include <fmt/format.h>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#else
-#include <sys/utsname.h>
-#endif
-
 #include "terrace/train/job.h"
 #include "terrace/train/job_keys.h"
 #include "terrace/train/job_tree.h"
+#include "terrace/train/processor_type.h"
 
 namespace terrace {
 namespace {
@@ -78,16 +71,23 @@ Result<TablePlan> PlanTable(const Job& job, const PlannedTable& planned,
   Result<RowSchema> schema =
       RowSchema::Create(planned.name, segments, planned.job->admission, planned.job->expiry);
   if (!schema.ok()) return schema.status().WithContext("table " + planned.name);
+  const bool is_default = planned.job == &job.table;
+  std::string settings = is_default ? "table" : "tables." + planned.job->name;
   const GroupShape& group = planned.job->group;
   const IndexChoice index = planned.job->index;
   // With auto, rows that are too long have the other index.
   if (index == IndexChoice::kGroup || (index == IndexChoice::kAuto && group.block_bytes > 0 &&
                                        Store::HasGroupIndex(schema->row_bytes()))) {
     const Status status = Store::CheckGroups(schema->row_bytes(), group);
-    if (!status.ok()) return status.WithContext("table " + planned.name);
+    if (!status.ok()) return status.WithContext(settings);
   }
-  return TablePlan{std::move(schema).value(),  rates, std::move(slots), planned.job->index,
-                   planned.job->expected_keys, group};
+  return TablePlan{std::move(settings),
+                   std::move(schema).value(),
+                   rates,
+                   std::move(slots),
+                   index,
+                   planned.job->expected_keys,
+                   group};
 }
 
 }  // namespace
@@ -138,36 +138,6 @@ Result<ModelPlan> MakeModelPlan(const Job& job, const DataSchema& data) {
     return InvalidArgumentError("data: the examples have neither keys nor dense features");
   }
   return plan;
-}
-
-std::string ProcessorType() {
-#if defined(__x86_64__)
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  std::array<char, 13> vendor{};
-  if (__get_cpuid(0, &a, &b, &c, &d) != 0) {
-    std::memcpy(vendor.data(), &b, 4);
-    std::memcpy(vendor.data() + 4, &d, 4);
-    std::memcpy(vendor.data() + 8, &c, 4);
-  }
-  // Family and model tell the generation; libraries choose kernels by them and by the features.
-  unsigned family = 0, model = 0;
-  if (__get_cpuid(1, &a, &b, &c, &d) != 0) {
-    family = ((a >> 8) & 0xf) + ((a >> 20) & 0xff);
-    model = ((a >> 4) & 0xf) | ((a >> 12) & 0xf0);
-  }
-  std::string text = fmt::format("x86-64 {} family {} model {}", vendor.data(), family, model);
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx2") != 0) text += " avx2";
-  if (__builtin_cpu_supports("fma") != 0) text += " fma";
-  if (__builtin_cpu_supports("avx512f") != 0) text += " avx512f";
-  if (__builtin_cpu_supports("avx512vl") != 0) text += " avx512vl";
-  if (__builtin_cpu_supports("avx512bw") != 0) text += " avx512bw";
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && ((d >> 24) & 1) != 0) text += " amx";
-  return text;
-#else
-  utsname name{};
-  return uname(&name) == 0 ? std::string(name.machine) : std::string("unknown");
-#endif
 }
 
 std::vector<std::pair<std::string, std::string>> IdentifyingSettings(const Job& job,

@@ -86,7 +86,7 @@ TEST(ModelPlan, BlocksAreOfTablesWithAnIndexByGroup) {
   };
   const Status group = plan("group");
   EXPECT_EQ(group.code(), StatusCode::kInvalidArgument);
-  EXPECT_THAT(group.message(), testing::HasSubstr("table long: blocks of 4KiB are too short"));
+  EXPECT_THAT(group.message(), testing::HasSubstr("tables.long: blocks of 4KiB are too short"));
   EXPECT_EQ(plan("auto").ToString(), group.ToString());
   const Status key = plan("key");
   EXPECT_TRUE(key.ok()) << key.ToString();

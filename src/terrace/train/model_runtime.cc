@@ -6,7 +6,8 @@ namespace terrace {
 
 Result<ModelRuntime> ModelRuntime::Make(const Job& job, const ModelPlan& plan) {
   ModelRuntime made;
-  TERRACE_ASSIGN_OR_RETURN(made.network, CreateNetwork(plan.network, plan.inputs, job.seed));
+  TERRACE_ASSIGN_OR_RETURN(
+      made.network, CreateNetwork(plan.network, plan.inputs, job.seed, job.memory.budget_bytes));
   PrepareComputeThread();
   made.workers = std::make_unique<WorkerGroup>("compute", job.training.threads,
                                                [] { PrepareComputeThread(); });

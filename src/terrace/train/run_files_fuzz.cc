@@ -38,13 +38,13 @@ void ReadMarker(const std::string& payload) {
                 again->run_folder.empty() == marker->run_folder.empty());
 }
 
-void ReadMetrics(const std::string& text) {
+void ReadMetrics(const std::string& text, NewerLines newer) {
   MemoryFileSystem fs;
   const std::string path = "/metrics.jsonl";
   TERRACE_CHECK(WriteFileAtomically(&fs, path, std::as_bytes(std::span(text))).ok());
   // Ends in a line, as what a checkpoint counts does.
   const std::uint64_t bytes = text.rfind('\n') + 1;
-  const Result<std::vector<DamagedMetrics>> damage = ScrubMetrics(&fs, path, bytes);
+  const Result<std::vector<DamagedMetrics>> damage = ScrubMetrics(&fs, path, bytes, newer);
   CheckRefusal(damage.status());
   if (!damage.ok() || damage->empty()) return;
   const Status mended = MendMetrics(&fs, path, bytes, *damage);
@@ -55,7 +55,7 @@ void ReadMetrics(const std::string& text) {
   for (const DamagedMetrics& stretch : *damage) {
     if (stretch.bytes < kWords) return;
   }
-  const Result<std::vector<DamagedMetrics>> left = ScrubMetrics(&fs, path, bytes);
+  const Result<std::vector<DamagedMetrics>> left = ScrubMetrics(&fs, path, bytes, newer);
   TERRACE_CHECK(left.ok() && left->empty());
 }
 
@@ -65,7 +65,8 @@ void ReadMetrics(const std::string& text) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);
   terrace::ReadMarker(text);
-  terrace::ReadMetrics(text);
+  terrace::ReadMetrics(text, terrace::NewerLines::kRefused);
+  terrace::ReadMetrics(text, terrace::NewerLines::kDamaged);
   terrace::CheckRefusal(terrace::FieldsOfSchemaText(text).status());
   terrace::CheckRefusal(terrace::AdmissionOfSchemaText(text).status());
   terrace::CheckRefusal(terrace::ExpiryOfSchemaText(text).status());

@@ -17,9 +17,11 @@ namespace terrace {
 namespace {
 
 constexpr const char* kLock = "LOCK";
+constexpr const char* kRemoving = "removing.tmp";  // Says that a run is being deleted.
 // What a run makes in its folder, beside marker and lock.
-constexpr const char* kContents[] = {"checkpoints", "dense",         "admission",   "rows",
-                                     "job.yaml",    "metrics.jsonl", "summary.json"};
+// In the order in which they are removed: what tells of checkpoints with them.
+constexpr const char* kContents[] = {"checkpoints", "summary.json", "dense",        "admission",
+                                     "rows",        "job.yaml",     "metrics.jsonl"};
 
 Result<bool> Exists(FileSystem* fs, const std::string& path) {
   Result<FileInfo> info = fs->Stat(path);
@@ -142,9 +144,14 @@ Status RunFolderImpl::TakeLock() {
   const std::string path = At(kLock);
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs_->Open(path, OpenMode::kAppend));
   Result<std::unique_ptr<FileLock>> lock = fs_->Lock(path, /*exclusive=*/true);
+  const Status given_up = UnavailableError(
+      fmt::format("another process has just given up the run '{}': start again", path_));
+  if (lock.status().code() == StatusCode::kNotFound) return given_up;
   if (!lock.ok()) {
     if (lock.status().code() != StatusCode::kUnavailable) return lock.status();
-    std::string holder = ReadFileToString(fs_, path).ok() ? *ReadFileToString(fs_, path) : "";
+    // Which may have gone, or be about to be written.
+    const Result<std::string> text = ReadFileToString(fs_, path);
+    std::string holder = text.ok() ? *text : "";
     while (!holder.empty() && holder.back() == '\n') holder.pop_back();
     return UnavailableError(fmt::format(
         "process {} holds the run '{}': wait until it ends, or end it with kill -INT {}",
@@ -158,8 +165,7 @@ Status RunFolderImpl::TakeLock() {
   const Result<std::string> holder = ReadFileToString(fs_, path);
   if (holder.ok() && *holder == pid) return OkStatus();
   if (!holder.ok() && holder.status().code() != StatusCode::kNotFound) return holder.status();
-  return UnavailableError(
-      fmt::format("another process has just given up the run '{}': start again", path_));
+  return given_up;
 }
 
 Status RunFolderImpl::OpenForWriting(Mode mode) {
@@ -175,7 +181,13 @@ Status RunFolderImpl::OpenForWriting(Mode mode) {
     TERRACE_RETURN_IF_ERROR(CheckUtf8("ssd.paths", path));
   }
   if (!job_->ssd.paths.empty()) TERRACE_RETURN_IF_ERROR(CheckUtf8("output", Absolute(path_)));
-  TERRACE_RETURN_IF_ERROR(MakeFolders(path_));
+  if (mode != Mode::kResume) TERRACE_RETURN_IF_ERROR(CheckSsdPaths());
+  const Status made = MakeFolders(path_);
+  // A file, or a link that leads nowhere, where the path wants a folder.
+  if (made.code() == StatusCode::kNotFound) {
+    return InvalidArgumentError(made.message()).WithContext("output");
+  }
+  TERRACE_RETURN_IF_ERROR(made);
   TERRACE_RETURN_IF_ERROR(TakeLock());
   // Once more: another process may have begun a run before the lock was ours.
   TERRACE_ASSIGN_OR_RETURN(const bool has_run, Inspect(mode));
@@ -185,6 +197,7 @@ Status RunFolderImpl::OpenForWriting(Mode mode) {
   if (mode == Mode::kResume) {
     TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> files, ListCheckpointFiles());
     if (!files.empty()) return CheckResume();
+    TERRACE_RETURN_IF_ERROR(RefuseLostCheckpoints());
   }
   TERRACE_RETURN_IF_ERROR(RemoveRun());
   return Create();
@@ -210,7 +223,44 @@ Status RunFolderImpl::CheckResume() {
         fmt::format("ssd.shards: the run has {}, the job now says {}; put the old number back",
                     marker_.shards, job_->ssd.shards));
   }
+  for (const std::string& folder : marker_.ssd_folders) {
+    TERRACE_ASSIGN_OR_RETURN(const bool exists, Exists(fs_, folder));
+    if (exists) continue;
+    return InvalidArgumentError(
+        fmt::format("ssd.paths: the folder '{}' with rows of this run is not there; nothing was "
+                    "changed: mount that disk, or put the folder back",
+                    folder));
+  }
   return TakeSsdFolders();
+}
+
+Status RunFolderImpl::RefuseLostCheckpoints() {
+  // A process that never took one may have tried as often as this.
+  constexpr std::uint64_t kMostAttempts = 3;
+  TERRACE_ASSIGN_OR_RETURN(const bool has_summary, Exists(fs_, At("summary.json")));
+  TERRACE_ASSIGN_OR_RETURN(const std::uint64_t dense, NewestDense());
+  TERRACE_ASSIGN_OR_RETURN(const bool removing, Exists(fs_, At(kRemoving)));
+  if (removing || (!has_summary && dense <= kMostAttempts)) return OkStatus();
+  return CorruptionError(fmt::format(
+      "'{}' has lost its checkpoints: {} is there, but none in '{}'. Nothing was changed: put them "
+      "back, or --overwrite deletes the run and starts anew",
+      path_, has_summary ? "summary.json" : fmt::format("dense state {}", dense),
+      At("checkpoints")));
+}
+
+Status RunFolderImpl::CheckSsdPaths() {
+  for (const std::string& path : AbsoluteAll(job_->ssd.paths)) {
+    // What lies in the run's folder is made with it.
+    if (path.starts_with(Absolute(path_) + "/")) continue;
+    Status status = MakeFolders(path);
+    if (status.ok()) status = fs_->CheckFolder(path);
+    if (status.ok()) continue;
+    TERRACE_RETURN_IF_ERROR(Abandon());
+    return (status.code() == StatusCode::kNotFound ? InvalidArgumentError(status.message())
+                                                   : status)
+        .WithContext(fmt::format("ssd.paths: rows can't lie in '{}'; nothing was changed", path));
+  }
+  return OkStatus();
 }
 
 Status RunFolderImpl::Create() {
@@ -270,7 +320,8 @@ Status RunFolderImpl::CheckSsdMarkers() {
   for (const std::string& folder : marker_.ssd_folders) {
     Result<std::vector<FileInfo>> entries = fs_->List(folder);
     if (!entries.ok()) {
-      if (entries.status().code() == StatusCode::kNotFound) continue;
+      TERRACE_ASSIGN_OR_RETURN(const bool exists, Exists(fs_, folder));
+      if (!exists) continue;
       return entries.status();
     }
     const bool empty = std::all_of(entries->begin(), entries->end(), [](const FileInfo& entry) {
@@ -356,8 +407,30 @@ Status RunFolderImpl::TakeSsdFolders() {
   return OkStatus();
 }
 
+Status RunFolderImpl::RefuseLinks() const {
+  std::vector<std::string> folders = marker_.ssd_folders;
+  for (const char* name : kContents) folders.push_back(At(name));
+  for (const std::string& folder : folders) {
+    TERRACE_ASSIGN_OR_RETURN(const bool is_link, IsLinkToFolder(fs_, folder));
+    if (!is_link) continue;
+    return InvalidArgumentError(fmt::format(
+        "'{}' is a link to a folder, which --overwrite does not delete through. Nothing was "
+        "changed. Move the folder back in the link's place, or delete the run by hand",
+        folder));
+  }
+  return OkStatus();
+}
+
 Status RunFolderImpl::RemoveRun() {
   TERRACE_RETURN_IF_ERROR(CheckSsdMarkers());
+  TERRACE_RETURN_IF_ERROR(RefuseLinks());
+  // Made after the folders, and gone before them.
+  TERRACE_ASSIGN_OR_RETURN(const bool was_whole, Exists(fs_, At("job.yaml")));
+  // Else what a loss of power brings back would be a run that has lost its checkpoints. On a full
+  // disk it can't be said, and the run has to be deleted once more by --overwrite then.
+  Status said = fs_->Open(At(kRemoving), OpenMode::kAppend).status();
+  if (said.ok()) said = fs_->SyncDirectory(path_);
+  if (!said.ok()) LogText(LogLevel::kDebug, said.message());
   // Checkpoints first, and durably: from then on nobody finds what is being deleted, after a loss
   // of power either. The marker last: a crash leaves a folder that --overwrite still accepts.
   for (const char* name : kContents) {
@@ -367,7 +440,16 @@ Status RunFolderImpl::RemoveRun() {
   SyncPoint::Hit("run.remove.after_contents");
   for (const std::string& folder : marker_.ssd_folders) {
     Result<std::vector<FileInfo>> entries = fs_->List(folder);
-    if (!entries.ok() && entries.status().code() == StatusCode::kNotFound) continue;
+    TERRACE_ASSIGN_OR_RETURN(const bool exists, Exists(fs_, folder));
+    if (!exists) {
+      if (was_whole) {
+        LogText(LogLevel::kWarning,
+                fmt::format("'{}' is not there: rows that the run has on it, if its disk is just "
+                            "not mounted, stay there",
+                            folder));
+      }
+      continue;
+    }
     if (!entries.ok()) return entries.status();
     for (const FileInfo& entry : *entries) {
       if (entry.name == kRunMarkerName) continue;

@@ -49,7 +49,7 @@ Status RunFolderImpl::RemoveFile(const std::string& path) {
 Status RunFolderImpl::ListTemporaries(const std::string& folder, std::vector<std::string>* paths) {
   TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, ListOrNone(folder));
   static const std::set<std::string> kOurs = {"RUN.tmp", "job.yaml.tmp", "summary.json.tmp",
-                                              "metrics.jsonl.tmp"};
+                                              "metrics.jsonl.tmp", "removing.tmp"};
   for (const FileInfo& entry : entries) {
     const bool ours = kOurs.contains(entry.name) || entry.name.starts_with("checkpoint-") ||
                       entry.name.starts_with("dense-") || entry.name.starts_with("filter-");
@@ -89,6 +89,7 @@ Result<std::vector<std::uint64_t>> RunFolderImpl::ListCheckpoints() {
     if (checkpoint.ok()) {
       whole.push_back(id);
     } else if (checkpoint.status().code() == StatusCode::kCorruption) {
+      if (!left_out_.insert(id).second) continue;
       LogText(LogLevel::kWarning,
               fmt::format("checkpoint {} is left out: {}", id, checkpoint.status().message()));
     } else if (checkpoint.status().code() != StatusCode::kNotFound) {  // A trainer dropped it.
@@ -250,6 +251,15 @@ Result<std::vector<std::string>> RunFolderImpl::ListStrays() {
     paths.push_back(JoinPath(At("admission"), entry.name));
   }
   return paths;
+}
+
+Result<std::uint64_t> RunFolderImpl::NewestDense() {
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> dense, ListOrNone(At("dense")));
+  std::uint64_t newest = 0;
+  for (const FileInfo& entry : dense) {
+    newest = std::max(newest, NumberOf(entry.name, "dense-").value_or(0));
+  }
+  return newest;
 }
 
 Status RunFolderImpl::RemoveStrays() {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -85,7 +86,14 @@ class RunFolderImpl final : public RunFolder {
   Status CheckOwner(const std::string& owner, const std::string& folder);
   // Says in all markers that the rows on ssd.paths are this folder's, where one says otherwise.
   Status TakeSsdFolders();
+  // Whether a new run's rows may lie on ssd.paths, before anything is changed. Makes these folders.
+  Status CheckSsdPaths();
+  Result<std::uint64_t> NewestDense();  // Its number; 0: there is none.
+  // That of a run without checkpoints some are gone, and were not just never taken.
+  Status RefuseLostCheckpoints();
   Status RemoveRun();
+  // Before it: what a link leads to may be another's, and would go in part.
+  Status RefuseLinks() const;
   Status ListTemporaries(const std::string& folder, std::vector<std::string>* paths);
   Status RemoveTemporaries(const std::string& folder);
   // Writes job.yaml where it says something else.
@@ -98,6 +106,7 @@ class RunFolderImpl final : public RunFolder {
   Status marker_status_;  // Why there is none; of kScrub and kRepair.
   bool moved_ = false;    // CheckSsdOwner: since its markers were written.
   std::unique_ptr<FileLock> lock_;
+  std::set<std::uint64_t> left_out_;       // Checkpoints that were told to be damaged.
   bool created_ = false;                   // The run, by Open.
   std::vector<std::string> made_folders_;  // By Open, those that hold others first.
 };

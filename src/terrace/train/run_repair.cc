@@ -7,8 +7,10 @@
 
 #include <fmt/format.h>
 
+#include "terrace/base/rng.h"
 #include "terrace/base/sync_point.h"
 #include "terrace/base/units.h"
+#include "terrace/store/group_block.h"
 #include "terrace/store/read_cost.h"
 #include "terrace/train/metrics_file.h"
 #include "terrace/train/run_reader.h"
@@ -19,22 +21,27 @@ namespace {
 // Of the budget, for rows that may be outdated; the rest is for buffers and what is lost.
 constexpr std::uint64_t kBudgetShare = 4;
 
-// What is lost of a store by group; empty: nothing. A block that is lost takes up to some hundred
-// rows with it, and nothing tells the keys of them all.
-std::string LostBlocksText(const StoreScrub& store, const StoreLosses& losses) {
-  const std::uint64_t blocks = losses.dropped.size() + losses.outdated.size() + losses.unknown_rows;
-  if (blocks == 0) return "";
-  constexpr std::size_t kMostNamed = 5;
-  std::string where;
-  for (std::size_t i = 0; i < std::min(kMostNamed, losses.dropped.size()); ++i) {
-    where += fmt::format("{}{:#018x}", i == 0 ? "; they start at the hashes " : ", ",
-                         MixKey(losses.dropped[i]));
+// Of blocks whose keys these are: which hashes their rows' keys have, the last ones included. A
+// block ends where the next one of its group starts, or before: with the group at the latest.
+std::vector<HashRange> RangesOfBlocks(const std::vector<Key>& blocks, std::uint64_t groups) {
+  std::vector<HashRange> ranges;
+  for (const Key block : blocks) {
+    const std::uint64_t start = MixKey(block), group = RangeOfHash(start, groups);
+    ranges.push_back(
+        {start, group + 1 == groups ? ~std::uint64_t{0} : FirstHashOf(group + 1, groups) - 1});
   }
-  if (losses.dropped.size() > kMostNamed) where += ", ...";
-  return fmt::format(
-      "{} blocks of rows of table '{}', which has an index by group, are lost or may be outdated, "
-      "and a repair can't tell their keys{}",
-      blocks, store.options.layout.table, where);
+  return ranges;
+}
+
+// Empty: nothing. A lost block takes rows along that nothing names, and so does a lost record
+// without its key, which may be newer than any other record: all rows of older files go with it.
+std::string LostUnnamedText(const StoreScrub& store, const StoreLosses& losses) {
+  const bool blocks = store.manifest.groups > 0;
+  if (!blocks && losses.unknown_rows == 0) return "";
+  const std::uint64_t lost = losses.dropped.size() + losses.outdated.size() + losses.unknown_rows;
+  if (lost == 0) return "";
+  return fmt::format("{} {} of table '{}' are lost or may be outdated", lost,
+                     blocks ? "blocks of rows" : "rows", store.options.layout.table);
 }
 
 }  // namespace
@@ -84,18 +91,22 @@ Status RunRepair::ChooseBase(const RepairOptions& options) {
   plan_.newest = all.back().id;
   if (all.back().checkpoint) plan_.newest_examples = all.back().checkpoint->cursor.examples;
   std::string why_not;
-  for (auto it = all.rbegin(); it != all.rend() && base_ == nullptr; ++it) {
-    if (options.back_to && it->id != *options.back_to) continue;
-    if (!it->holds()) {
-      why_not += fmt::format("\n  checkpoint {}: {}", it->id, it->findings[0].what);
-      continue;
-    }
-    std::string why;
-    TERRACE_RETURN_IF_ERROR(FindBaseLosses(*it, &why));
-    if (why.empty()) {
-      base_ = &*it;
-    } else {
-      why_not += fmt::format("\n  checkpoint {}: {}", it->id, why);
+  // Where a checkpoint has all that nothing could name, the run goes back.
+  for (const bool drops_unnamed : {false, true}) {
+    why_not.clear();
+    for (auto it = all.rbegin(); it != all.rend() && base_ == nullptr; ++it) {
+      if (options.back_to && it->id != *options.back_to) continue;
+      if (!it->holds()) {
+        why_not += fmt::format("\n  checkpoint {}: {}", it->id, it->findings[0].what);
+        continue;
+      }
+      std::string why;
+      TERRACE_RETURN_IF_ERROR(FindBaseLosses(*it, drops_unnamed, &why));
+      if (why.empty()) {
+        base_ = &*it;
+      } else {
+        why_not += fmt::format("\n  checkpoint {}: {}", it->id, why);
+      }
     }
   }
   if (base_ == nullptr && options.back_to) {
@@ -118,7 +129,8 @@ Status RunRepair::ChooseBase(const RepairOptions& options) {
   return OkStatus();
 }
 
-Status RunRepair::FindBaseLosses(const CheckpointScrub& base, std::string* why_not) {
+Status RunRepair::FindBaseLosses(const CheckpointScrub& base, bool drops_unnamed,
+                                 std::string* why_not) {
   losses_.assign(base.stores.size(), {});
   plan_.stores.clear();
   for (std::size_t s = 0; s < base.stores.size(); ++s) {
@@ -134,9 +146,17 @@ Status RunRepair::FindBaseLosses(const CheckpointScrub& base, std::string* why_n
       return OkStatus();
     }
     TERRACE_ASSIGN_OR_RETURN(losses_[s], std::move(losses));
-    if (store.manifest.groups > 0) *why_not = LostBlocksText(store, losses_[s]);
+    const std::uint64_t groups = store.manifest.groups;
+    if (!drops_unnamed) *why_not = LostUnnamedText(store, losses_[s]);
     if (!why_not->empty()) return OkStatus();
     RepairPlan::StoreRepair repair;
+    if (groups > 0) {
+      repair.block_rows =
+          GroupLayout::Of(store.manifest.block_row_bytes, BlockDiskBytes(store.manifest.row_bytes))
+              .most_rows;
+      repair.dropped_hashes = RangesOfBlocks(losses_[s].dropped, groups);
+      repair.outdated_hashes = RangesOfBlocks(losses_[s].outdated, groups);
+    }
     repair.table = store.options.layout.table;
     repair.shard = store.options.layout.shard;
     for (const FileScrub* file : store.damaged) repair.files.push_back(file->path);
@@ -230,7 +250,7 @@ Status RunRepair::CheckQuota(const RepairOptions& options) {
   }
   const std::uint64_t quota = options.quota_bytes.value_or(base_->job->ssd.quota_bytes);
   if (used <= quota && plan_.write_bytes <= quota - used) return OkStatus();
-  return IoError(fmt::format(
+  return OutOfRoomError(fmt::format(
       "ssd.quota of {} has no room for the repair, which writes up to {} before it removes what is "
       "damaged: {} are in use. Nothing was changed; --quota {}MiB lets it have the room",
       FormatBytes(quota), FormatBytes(plan_.write_bytes), FormatBytes(used),

@@ -36,6 +36,10 @@ struct RepairOptions {
   std::optional<std::uint64_t> quota_bytes;  // Instead of the job's ssd.quota.
 };
 
+struct HashRange {
+  std::uint64_t first = 0, last = 0;  // Of MixKey.
+};
+
 struct RepairPlan {
   std::vector<Finding> findings;
   // The checkpoint that the run goes on from, and where that stands.
@@ -51,6 +55,10 @@ struct RepairPlan {
     std::uint32_t shard = 0;
     std::vector<std::string> files;  // That are written anew.
     StoreLosses losses;
+    // Of a store with an index by group, whose losses are of blocks: the most rows of one, and the
+    // hashes of the keys that go with them.
+    std::uint32_t block_rows = 0;
+    std::vector<HashRange> dropped_hashes, outdated_hashes;
   };
   std::vector<StoreRepair> stores;         // Those with damage.
   std::vector<std::uint64_t> dropped;      // Checkpoints, in order.
@@ -65,7 +73,7 @@ struct RepairPlan {
   std::uint64_t write_bytes = 0;  // Of what a checkpoint names and of its own file, at most.
 
   bool empty() const { return findings.empty() && dropped.empty() && strays.empty(); }
-  // Rows that the repair gives up, those whose keys nothing tells included.
+  // Rows, or blocks of them, that the repair gives up, those whose keys nothing tells included.
   std::uint64_t lost_rows() const;
 };
 
@@ -73,7 +81,7 @@ class RunRepair {
  public:
   // Locks the run, reads all of it, and makes the plan. kUnavailable: a trainer holds the run.
   // kCorruption: there is nothing to go on from. kInvalidArgument: something there is no damage, as
-  // a newer format, or back_to is no checkpoint that holds. kIo: the quota has no room.
+  // a newer format, or back_to is no checkpoint that holds. kOutOfRoom: of the quota.
   static Result<std::unique_ptr<RunRepair>> Open(FileSystem* fs, const std::string& run,
                                                  const RepairOptions& options);
 
@@ -89,7 +97,8 @@ class RunRepair {
   Status MakePlan(const RepairOptions& options);
   Status ChooseBase(const RepairOptions& options);
   // What the base has lost. why_not: filled in where it can't be gone on from.
-  Status FindBaseLosses(const CheckpointScrub& base, std::string* why_not);
+  // drops_unnamed: also where that costs rows that nothing names.
+  Status FindBaseLosses(const CheckpointScrub& base, bool drops_unnamed, std::string* why_not);
   void ChooseDropped();
   Status FindStrays();
   // Strays of the stores, when these checkpoints are there. Their manifests are whole.

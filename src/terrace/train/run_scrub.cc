@@ -197,7 +197,9 @@ void RunScrubber::ScrubReports() {
   const std::string summary = At("summary.json");
   const Result<std::string> json = ReadFileToString(fs_, summary);
   if (json.ok()) {
-    Note(summary, SummaryFromJson(*json).status().WithContext(summary), &scrub_.summary);
+    // One of a newer version too, which a flipped bit makes of ours: it is made anew.
+    const Status read = SummaryFromJson(*json).status();
+    if (!read.ok()) scrub_.summary.push_back({summary, 0, read.WithContext(summary).message()});
   } else if (json.status().code() != StatusCode::kNotFound) {  // Before the end there is none.
     Note(summary, json.status(), &scrub_.summary);
   }
@@ -209,9 +211,16 @@ void RunScrubber::ScrubReports() {
     break;
   }
   const std::string metrics = At("metrics.jsonl");
-  Result<std::vector<DamagedMetrics>> lines = ScrubMetrics(fs_, metrics, scrub_.metrics_bytes);
+  Result<std::vector<DamagedMetrics>> lines =
+      ScrubMetrics(fs_, metrics, scrub_.metrics_bytes, NewerLines::kRefused);
+  // Nobody wrote a line of a newer version where the checkpoint says that the file was another.
+  if (lines.status().code() == StatusCode::kInvalidArgument &&
+      (!checksum || CheckMetrics(fs_, metrics, scrub_.metrics_bytes, *checksum).status().code() ==
+                        StatusCode::kCorruption)) {
+    lines = ScrubMetrics(fs_, metrics, scrub_.metrics_bytes, NewerLines::kDamaged);
+  }
   Note(metrics, lines.status(), &scrub_.metrics);
-  Refuse(lines.status());  // What can't be read can't be copied either.
+  Refuse(lines.status());  // Not even what is whole of it can be read.
   if (lines.ok()) scrub_.damaged_metrics = std::move(lines).value();
   for (const DamagedMetrics& stretch : scrub_.damaged_metrics) {
     scrub_.metrics.push_back({metrics, stretch.offset, stretch.what});

@@ -186,28 +186,49 @@ TEST_F(RunScrubTest, ANewerFileIsRefusedAndNothingIsRepaired) {
   }
 }
 
-TEST_F(RunScrubTest, ANewerLineOfMetricsOrSummaryIsRefused) {
-  const std::map<std::string, std::string> newer = {
-      {"metrics.jsonl", R"({"format_version":3,"kind":"interval"})"
-                        "\n"},
-      {"summary.json", R"({"format_version": 3})"}};
-  for (const auto& [name, text] : newer) {
-    SCOPED_TRACE(name);
-    const bool there = fs_.Stat(At(name)).ok();
-    const std::string before = there ? ReadAll(&fs_, At(name)) : std::string();
-    Replace(&fs_, At(name), text);
-    const Result<RunScrub> scrub = Scrub();
-    TERRACE_ASSERT_OK(scrub.status());
-    EXPECT_EQ(scrub->refused.code(), StatusCode::kInvalidArgument);
-    EXPECT_THAT(scrub->refused.message(), HasSubstr(At(name)));
-    EXPECT_THAT(scrub->refused.message(), HasSubstr("format version 3"));
-    EXPECT_THAT(scrub->refused.message(), HasSubstr("reads 2"));
-    if (there) {
-      Replace(&fs_, At(name), before);
-    } else {
-      TERRACE_ASSERT_OK(fs_.Remove(At(name)));
-    }
+// Of the version that the line before has with a bit of its digit flipped.
+constexpr char kNewerLine[] = R"({"format_version":3,"kind":"interval"})"
+                              "\n";
+
+TEST_F(RunScrubTest, ANewerLineOfMetricsThatWasWrittenSoIsRefused) {
+  Replace(&fs_, At("metrics.jsonl"), kNewerLine);
+  {
+    const auto run = RunFolder::Open(&fs_, kRun, RunFolder::Mode::kRepair, nullptr);
+    TERRACE_ASSERT_OK(run.status());
+    Result<Checkpoint> newest = (*run)->ReadCheckpoint(2);
+    TERRACE_ASSERT_OK(newest.status());
+    newest->metrics_checksum = Checksum64(io_testing::Bytes(kNewerLine));
+    TERRACE_ASSERT_OK((*run)->RewriteCheckpoint(*newest));
   }
+  const Result<RunScrub> scrub = Scrub();
+  TERRACE_ASSERT_OK(scrub.status());
+  EXPECT_EQ(scrub->refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(scrub->refused.message(), HasSubstr(At("metrics.jsonl")));
+  EXPECT_THAT(scrub->refused.message(), HasSubstr("format version 3"));
+  EXPECT_THAT(scrub->refused.message(), HasSubstr("reads 2"));
+}
+
+TEST_F(RunScrubTest, AReportWhoseVersionIsDamagedIsRepaired) {
+  const std::string metrics = ReadAll(&fs_, At("metrics.jsonl"));
+  Replace(&fs_, At("metrics.jsonl"), kNewerLine);
+  Replace(&fs_, At("summary.json"), R"({"format_version": 3})");
+  for (const char* name : {"metrics.jsonl", "summary.json"}) EXPECT_TRUE(Names(At(name))) << name;
+  auto repair = RunRepair::Open(&fs_, kRun, {});
+  TERRACE_ASSERT_OK(repair.status());
+  EXPECT_TRUE((*repair)->plan().summary);
+  EXPECT_EQ((*repair)->plan().metrics_bytes, metrics.size());
+  EXPECT_THAT((*repair)->plan().dropped, testing::IsEmpty());
+  EXPECT_EQ((*repair)->plan().successor, 0u);
+  for (const Finding& finding : (*repair)->plan().findings) {
+    EXPECT_THAT(finding.what, HasSubstr("format version 3"));
+  }
+  TERRACE_ASSERT_OK((*repair)->Apply());
+  repair->reset();
+  EXPECT_FALSE(fs_.Stat(At("summary.json")).ok());
+  const Result<RunScrub> scrub = Scrub();
+  TERRACE_ASSERT_OK(scrub.status());
+  TERRACE_EXPECT_OK(scrub->refused);
+  EXPECT_TRUE(scrub->Findings().empty()) << scrub->Findings()[0].what;
 }
 
 TEST_F(RunScrubTest, ARepairTakesAnotherFigureInALineAsItIs) {

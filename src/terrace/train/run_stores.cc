@@ -102,6 +102,7 @@ StoreOptions RunStores::MakeOptions(const Job& job, const Options& options, cons
   store.background_compaction = options.background;
   store.read_only = options.read_only;
   store.on_pressure = [this](std::uint64_t bytes) { return GiveRoom(bytes); };
+  store.write_clock = &write_clock_;
   if (!options.expiry.empty()) store.expiry = options.expiry[entry.table];
   return store;
 }
@@ -118,6 +119,13 @@ Status RunStores::FindDisks(FileSystem* fs, Clock* clock, const Job& job, const 
     ReadCostOptions cost;
     cost.folder = folder;
     cost.read_queue = MakeOptions(job, options, stores_.front()).read_queue;
+    cost.buffer_bytes = 0;
+    for (const Entry& entry : stores_) {
+      if (DiskFolder(entry.directory) != folder) continue;
+      cost.buffer_bytes =
+          std::max(cost.buffer_bytes, Store::ReadBufferBytes(entry.index, entry.row_bytes,
+                                                             entry.group, options.io_buffer_bytes));
+    }
     cost.direct_io = job.ssd.direct;
     cost.read_only = options.read_only;
     cost.quota = quota_;
@@ -148,7 +156,7 @@ Result<std::unique_ptr<RunStores>> RunStores::Create(FileSystem* fs, Clock* cloc
                                                      RunFolder* run, const Job& job,
                                                      const ModelPlan& plan,
                                                      const Options& options) {
-  std::unique_ptr<RunStores> stores(new RunStores(quota, options.drop_oldest));
+  std::unique_ptr<RunStores> stores(new RunStores(clock, quota, options.drop_oldest));
   stores->stores_ = MakeEntries(job, plan, *run);
   for (Entry& entry : stores->stores_) {
     TERRACE_RETURN_IF_ERROR(RemoveTree(fs, entry.directory));
@@ -166,7 +174,7 @@ Result<std::unique_ptr<RunStores>> RunStores::Open(FileSystem* fs, Clock* clock,
                                                    const ModelPlan& plan, const Options& options,
                                                    const Checkpoint& checkpoint,
                                                    std::span<const Checkpoint> kept) {
-  std::unique_ptr<RunStores> stores(new RunStores(quota, options.drop_oldest));
+  std::unique_ptr<RunStores> stores(new RunStores(clock, quota, options.drop_oldest));
   stores->stores_ = MakeEntries(job, plan, *run);
   auto find = [](const Checkpoint& in, const Entry& entry) -> const Checkpoint::StoreManifest* {
     for (const Checkpoint::StoreManifest& store : in.stores) {
@@ -256,8 +264,12 @@ Result<std::vector<Checkpoint::StoreManifest>> RunStores::Commit(std::uint64_t i
 }
 
 Status RunStores::Drop(std::uint64_t id) {
-  for (Entry& entry : stores_) TERRACE_RETURN_IF_ERROR(entry.store->Drop(id));
-  return OkStatus();
+  Status first;
+  for (Entry& entry : stores_) {
+    Status dropped = entry.store->Drop(id);
+    if (first.ok()) first = std::move(dropped);
+  }
+  return first;
 }
 
 void RunStores::SetKeepFree(std::uint64_t bytes, std::uint64_t files) {
@@ -317,16 +329,16 @@ Status RunStores::CheckIndex(const TablePlan& table, const Checkpoint::StoreMani
   if (table.index != IndexChoice::kAuto && (table.index == IndexChoice::kGroup) != by_group) {
     return InvalidArgumentError(
         fmt::format("table '{0}' has an index by {1}, which is fixed for the life of a run: set "
-                    "table.index to {1} or auto, or make a new run",
-                    manifest.table, by_group ? "group" : "key"));
+                    "{2}.index to {1} or auto, or make a new run",
+                    manifest.table, by_group ? "group" : "key", table.settings));
   }
   if (!by_group) return OkStatus();
   const std::uint32_t had = BlockDiskBytes(manifest.record_layout().row_bytes);
   if (table.group.block_bytes != 0 && table.group.block_bytes != had) {
     return InvalidArgumentError(
         fmt::format("table '{0}' has blocks of {1}KiB, which is fixed for the life of a run: set "
-                    "table.group_block to {1}KiB or auto, or make a new run",
-                    manifest.table, had >> 10));
+                    "{2}.group_block to {1}KiB or auto, or make a new run",
+                    manifest.table, had >> 10, table.settings));
   }
   // Where the job leaves it to the run, others may have been planned for.
   const std::uint64_t least =
@@ -334,8 +346,8 @@ Status RunStores::CheckIndex(const TablePlan& table, const Checkpoint::StoreMani
   if (options.read_only || options.io_buffer_bytes >= least) return OkStatus();
   return InvalidArgumentError(
       fmt::format("table '{0}' has blocks of {1}KiB, whose buffers take more memory than was "
-                  "planned for: set table.index to group and table.group_block to {1}KiB",
-                  manifest.table, had >> 10));
+                  "planned for: set {2}.index to group and {2}.group_block to {1}KiB",
+                  manifest.table, had >> 10, table.settings));
 }
 
 std::vector<std::string> RunStores::DescribeIndexes() const {

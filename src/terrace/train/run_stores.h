@@ -72,6 +72,8 @@ class RunStores {
   Status MergeFiles(std::uint64_t files);
   void WantSweep(std::size_t table);
   StoreStats stats() const;  // Sums.
+  // In which any store is written to: they are side by side, and the sums count each.
+  double write_seconds() const { return write_clock_.Seconds(); }
   std::uint64_t index_bytes() const;
   // One on each disk, as ssd.paths names them, or in the run's folder.
   std::set<std::string> disk_folders() const;
@@ -100,8 +102,8 @@ class RunStores {
     GroupShape group;
     std::unique_ptr<Store> store;
   };
-  RunStores(DiskQuota* quota, std::function<bool()> drop_oldest)
-      : quota_(quota), drop_oldest_(std::move(drop_oldest)) {}
+  RunStores(const Clock* clock, DiskQuota* quota, std::function<bool()> drop_oldest)
+      : write_clock_(clock), quota_(quota), drop_oldest_(std::move(drop_oldest)) {}
   StoreOptions MakeOptions(const Job& job, const Options& options, const Entry& entry);
   int Openers(const Options& options) const;  // Stores that are opened at a time.
   // Whether the job asks for the index that the checkpoint's store has.
@@ -117,6 +119,7 @@ class RunStores {
   }
   static std::vector<Entry> MakeEntries(const Job& job, const ModelPlan& plan,
                                         const RunFolder& run);
+  BusyClock write_clock_;
   DiskQuota* const quota_;  // Borrowed; null for readers.
   Mutex drop_mu_;           // Held while the oldest checkpoint is dropped.
   const std::function<bool()> drop_oldest_;

@@ -1,13 +1,16 @@
 // The stores of a run share its quota.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/io/testing/test_data.h"
+#include "terrace/store/testing/hooked_file_system.h"
 #include "terrace/train/run_stores.h"
 #include "terrace/train/testing/small_job.h"
 
@@ -75,9 +78,39 @@ TEST_P(RunStoresTest, OneMakesRoomForAnother) {
   EXPECT_EQ(stores_->stats().compactions, 1u);
   EXPECT_EQ(asked_to_drop_, 0);
   const Status refused = Write(0, Range(5'000, 10'000));
-  EXPECT_EQ(refused.code(), StatusCode::kIo);
+  EXPECT_EQ(refused.code(), StatusCode::kOutOfRoom);
   EXPECT_NE(refused.message().find("ssd.quota"), std::string::npos) << refused.message();
   EXPECT_EQ(asked_to_drop_, 1);
+}
+
+// What reads cost is measured as the stores read: by the memory plan their buffers may be short.
+TEST(RunStores, ReadsAreMeasuredInTheStoresParts) {
+  for (const char* index : {"key", "group"}) {
+    MemoryFileSystem memory;
+    HookedFileSystem fs(&memory);
+    fs.disk = "device 1";
+    std::uint64_t longest = 0;
+    fs.after_reads = [&](std::span<const ReadRequest> requests) {
+      for (const ReadRequest& request : requests) longest = std::max(longest, request.bytes_read);
+    };
+    const Result<Job> job =
+        Parse(std::string(kSmallJob) + "ssd: {quota: 1GiB}\ntable: {index: " + index +
+              ", expected_keys: 1000}\n");
+    TERRACE_ASSERT_OK(job.status());
+    const Result<ModelPlan> plan = MakeModelPlan(*job, {{{"C1", 1}}, {{"integers", 13}}});
+    TERRACE_ASSERT_OK(plan.status());
+    auto run = RunFolder::Open(&fs, job->output, RunFolder::Mode::kNew, &*job);
+    TERRACE_ASSERT_OK(run.status());
+    DiskQuota quota{std::uint64_t{1} << 30};
+    RunStores::Options options;
+    options.io_buffer_bytes = std::uint64_t{1} << 20;
+    options.background = false;
+    const auto stores =
+        RunStores::Create(&fs, Clock::Real(), &quota, run->get(), *job, *plan, options);
+    TERRACE_ASSERT_OK(stores.status());
+    // By group half of it is for blocks.
+    EXPECT_EQ(longest, std::string(index) == "key" ? 128u << 10 : 64u << 10);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Background, RunStoresTest, testing::Bool());

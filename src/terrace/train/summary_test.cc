@@ -1,12 +1,15 @@
 #include "terrace/train/summary.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "terrace/io/faulty_file_system.h"
 #include "terrace/io/file_system.h"
 #include "terrace/io/framed_file.h"
 #include "terrace/io/testing/memory_file_system.h"
@@ -182,9 +185,51 @@ TEST(Metrics, LinesOfEachVersionAreSound) {
     const Result<std::string> lines = ReadFileToString(FileSystem::Posix(), path);
     ASSERT_TRUE(lines.ok()) << lines.status().ToString();
     const Result<std::vector<DamagedMetrics>> damage =
-        ScrubMetrics(FileSystem::Posix(), path, lines->size());
+        ScrubMetrics(FileSystem::Posix(), path, lines->size(), NewerLines::kRefused);
     ASSERT_TRUE(damage.ok()) << damage.status().ToString();
     EXPECT_TRUE(damage->empty()) << version;
+  }
+}
+
+// A disk gives up a block: its lines, and those that reach into it, are lost, and no other.
+TEST(Metrics, LinesThatTheDiskDoesNotReadAreDamaged) {
+  constexpr std::uint64_t kBlock = 4096, kBlocks = 4;
+  const std::string path = "/metrics.jsonl";
+  std::string text;
+  while (text.size() < kBlock * kBlocks - 1000) {
+    text += fmt::format(R"({{"format_version":2,"kind":"interval","at":{}}})", text.size()) + "\n";
+  }
+  for (std::uint64_t bad = 0; bad <= kBlocks; ++bad) {
+    SCOPED_TRACE(bad == kBlocks ? "all" : "block " + std::to_string(bad));
+    MemoryFileSystem memory;
+    io_testing::Replace(&memory, path, text);
+    FaultRule whole, block;
+    whole.operation = block.operation = FileOperation::kRead;
+    whole.nth = 1;
+    block.nth = bad == kBlocks ? 1 : 2 + bad;
+    block.from_then_on = bad == kBlocks;
+    FaultyFileSystem fs(&memory, {whole, block});
+    const auto damage = ScrubMetrics(&fs, path, text.size(), NewerLines::kRefused);
+    TERRACE_ASSERT_OK(damage);
+    ASSERT_EQ(damage->size(), 1u);
+    const DamagedMetrics& stretch = (*damage)[0];
+    const std::uint64_t first = bad == kBlocks ? 0 : bad * kBlock;
+    const std::uint64_t last = bad == kBlocks ? text.size() : std::min(first + kBlock, text.size());
+    const std::uint64_t begin = first == 0 ? 0 : text.rfind('\n', first - 1) + 1;
+    const std::uint64_t end = std::min(text.find('\n', last) + 1, text.size());
+    EXPECT_EQ(stretch.offset, begin);
+    EXPECT_EQ(stretch.offset + stretch.bytes, last == text.size() ? last : end);
+    EXPECT_THAT(stretch.what, HasSubstr("metrics.jsonl"));
+    fs.SetRules({});
+    TERRACE_ASSERT_OK(MendMetrics(&fs, path, text.size(), *damage));
+    const std::string mended = io_testing::ReadAll(&memory, path);
+    ASSERT_EQ(mended.size(), text.size());
+    EXPECT_EQ(mended.substr(0, stretch.offset), text.substr(0, stretch.offset));
+    EXPECT_EQ(mended.substr(stretch.offset + stretch.bytes),
+              text.substr(stretch.offset + stretch.bytes));
+    const auto left = ScrubMetrics(&fs, path, text.size(), NewerLines::kRefused);
+    TERRACE_ASSERT_OK(left);
+    EXPECT_TRUE(left->empty());
   }
 }
 
@@ -215,6 +260,27 @@ TEST(Metrics, TheFileHasTheChecksumOfItsLines) {
   const std::uint64_t bytes = (*file)->bytes();
   TERRACE_EXPECT_OK(MetricsFile::Open(&fs, &quota, path, bytes, (*file)->checksum()));
   EXPECT_FALSE(MetricsFile::Open(&fs, &quota, path, bytes - 1, (*file)->checksum()).ok());
+}
+
+TEST(Metrics, ALineThatFailsLeavesTheFileAsItWasAndInUse) {
+  for (const char* fault : {"write:2:enospc", "write:2:short_write"}) {
+    SCOPED_TRACE(fault);
+    MemoryFileSystem memory;
+    const auto rules = ParseFaultRules(fault);
+    TERRACE_ASSERT_OK(rules);
+    FaultyFileSystem fs(&memory, *rules);
+    DiskQuota quota(std::uint64_t{1} << 30);
+    auto file = MetricsFile::Open(&fs, &quota, "/metrics.jsonl", 0, std::nullopt);
+    TERRACE_ASSERT_OK(file.status());
+    TERRACE_ASSERT_OK((*file)->Append("one"));
+    EXPECT_EQ((*file)->Append("two").code(), StatusCode::kIo);
+    TERRACE_EXPECT_OK((*file)->Sync());
+    EXPECT_EQ(io_testing::ReadAll(&memory, "/metrics.jsonl"), "one\n");
+    TERRACE_EXPECT_OK((*file)->Append("three"));
+    EXPECT_EQ(io_testing::ReadAll(&memory, "/metrics.jsonl"), "one\nthree\n");
+    TERRACE_EXPECT_OK(MetricsFile::Open(&memory, &quota, "/metrics.jsonl", (*file)->bytes(),
+                                        (*file)->checksum()));
+  }
 }
 
 TEST(Metrics, UnadmittedShowsStandOnlyWhereTheyAreCounted) {

@@ -50,7 +50,10 @@ PipelineTimes TrainingRun::Times() const {
   times.write_back.busy_seconds = caches.write_busy_seconds;
   times.write_back.waited_for_input_seconds = caches.write_wait_seconds;
   times.write_back.cpu_seconds = caches.write_cpu_seconds;
-  if (pull_ != nullptr) times.write_back.cpu_seconds += pull_->release_cpu_seconds();
+  if (pull_ != nullptr) {
+    times.pull.cpu_seconds += pull_->plan_cpu_seconds();
+    times.write_back.cpu_seconds += pull_->release_cpu_seconds();
+  }
   return times;
 }
 
@@ -89,7 +92,7 @@ IntervalRecord::Performance TrainingRun::Totals() const {
     now.channels.push_back({channel.name, channel.capacity, channel.size, channel.bytes});
   }
   if (AnyExpires()) now.expiry = CountExpired();
-  if (look_ahead_ != nullptr && look_ahead_->examples_ahead() > 0) {
+  if (look_ahead_ != nullptr && look_ahead_->begun()) {
     now.look_ahead = {cache.coming_evicted, look_ahead_->examples_ahead(), cache.coming_rows};
   }
   now.index_bytes = ssd.index_bytes;
@@ -129,12 +132,14 @@ Status TrainingRun::WriteInterval() {
   record.performance.SubtractTotals(last_totals_);
   record.performance.examples_per_second =
       record.performance.interval_seconds > 0
-          ? static_cast<double>(record.window.examples) / record.performance.interval_seconds
+          ? static_cast<double>(cursor_.examples - last_interval_examples_) /
+                record.performance.interval_seconds
           : 0;
   // What is not written is the next interval's as well.
   TERRACE_RETURN_IF_ERROR(metrics_file_->Append(IntervalToJson(record)));
   unadmitted_in_window_ = 0;
   last_totals_ = totals;
+  last_interval_examples_ = cursor_.examples;
   last_window_ = record.window;
   window_.Clear();
   return OkStatus();
@@ -184,6 +189,7 @@ void TrainingRun::ShowProgress() {
 std::string TrainingRun::SaveTrainerState() const {
   nlohmann::json state;
   state["validation_due"] = validation_due_;
+  state["validated_examples"] = validated_examples_;
   state["ssd"] = nlohmann::json::parse(SsdWearToJson(Wear(stores_->stats())));
   if (validation_.has_value())
     state["validation"] = nlohmann::json::parse(ResultToJson(*validation_));
@@ -201,6 +207,7 @@ Status TrainingRun::RestoreTrainerState(const std::string& json) {
   TERRACE_ASSIGN_OR_RETURN(wear_before_, SsdWearOf(json));
   // One that failed may be given up.
   validation_due_ = job_.has_validation && state.value("validation_due", false);
+  validated_examples_ = state.value("validated_examples", std::uint64_t{0});
   unadmitted_shows_ = state.value("unadmitted_shows", std::uint64_t{0});
   unadmitted_in_window_ = state.value("unadmitted_in_window", std::uint64_t{0});
   if (!state.contains("validation")) return OkStatus();

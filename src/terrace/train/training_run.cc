@@ -1,11 +1,13 @@
 #include "terrace/train/training_run.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "terrace/base/core_binding.h"
 #include "terrace/base/log.h"
 #include "terrace/base/sync_point.h"
 #include "terrace/base/units.h"
@@ -16,6 +18,20 @@ namespace {
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 // Mini-batches that need no new look at a quota with room for several checkpoints.
 constexpr std::uint64_t kStepsBetweenSums = 16;
+
+// Examples from a checkpoint to the next; 0: there is only the last.
+std::uint64_t CheckpointExamples(const Job& job) {
+  std::uint64_t examples = 0;
+  const bool beyond =
+      __builtin_mul_overflow(job.checkpoint.every_batches, job.training.batch, &examples);
+  return beyond ? std::numeric_limits<std::uint64_t>::max() : examples;
+}
+
+// And not of the disk or of a limit.
+bool IsOfContents(const Status& failure) {
+  return failure.code() == StatusCode::kCorruption || failure.code() == StatusCode::kNotFound ||
+         failure.code() == StatusCode::kInvalidArgument;
+}
 
 bool SameStatus(const Status& a, const Status& b) { return a.ToString() == b.ToString(); }
 
@@ -57,14 +73,12 @@ void TrainingRun::SetTrainedPosition() {
 Status TrainingRun::AfterMinibatch(WorkItem* item, std::uint64_t before, bool epoch_ends) {
   const std::uint64_t now = cursor_.examples;
   const bool reaches_end = job_.training.max_examples > 0 && now >= job_.training.max_examples;
+  // Also where what comes before it fails: the run that resumes makes up for it.
+  validation_due_ = job_.has_validation && (epoch_ends || reaches_end ||
+                                            Passed(before, now, job_.validation.every_examples));
   if (Passed(before, now, metrics_every_)) TERRACE_RETURN_IF_ERROR(WriteInterval());
-  if (job_.has_validation &&
-      (epoch_ends || reaches_end || Passed(before, now, job_.validation.every_examples))) {
-    const Status status = Validate();
-    if (!status.ok() && Signalled()) interrupted_ = true;
-    TERRACE_RETURN_IF_ERROR(status);
-  }
-  if (Passed(before, now, job_.checkpoint.every_batches * job_.training.batch)) {
+  if (validation_due_) TERRACE_RETURN_IF_ERROR(Validate());
+  if (Passed(before, now, CheckpointExamples(job_))) {
     TERRACE_RETURN_IF_ERROR(TakeCheckpoint(false));
     // Its rows are clean now, and the mini-batches that follow change some of them again.
     for (TableWork& table : item->tables) table.marked = 0;
@@ -215,14 +229,14 @@ Status TrainingRun::ReserveForLastCheckpoint() {
   if (!quota_->HasFree(needed)) {
     // For the next checkpoint as much again as for this one.
     const std::uint64_t enough = quota_->used() + 2 * needed;
-    short_of = IoError(fmt::format(
+    short_of = OutOfRoomError(fmt::format(
         "ssd.quota of {} does not last: {} are in use, and up to {} more have to stay free for a "
         "checkpoint of what memory holds. The run has stopped after that checkpoint: go on with "
         "--resume --set ssd.quota={}MiB",
         FormatBytes(quota_->limit()), FormatBytes(quota_->used()), FormatBytes(needed),
         (enough + kMiB - 1) / kMiB));
   } else if (!quota_->HasFreeFiles(files)) {
-    short_of = IoError(fmt::format(
+    short_of = OutOfRoomError(fmt::format(
         "the run has {} parameter files open, the system lets it open {}, and {} more are kept for "
         "a checkpoint of what memory holds. The run has stopped after that checkpoint: raise that "
         "limit (ulimit -n) or choose larger files (ssd.file_size), and go on with --resume",
@@ -268,9 +282,9 @@ Status TrainingRun::WriteAhead() {
       static_cast<double>(stores.write_bytes) *
       static_cast<double>(stores.rows_written + stores.rows_carried) /
       static_cast<double>(stores.rows_written + stores.rows_carried + stores.rows_compacted + 1);
-  const double rate = written >= kEnoughBytes && stores.write_seconds > 0
-                          ? written / stores.write_seconds
-                          : kFirstBytesPerSecond;
+  const double seconds = stores_->write_seconds();
+  const double rate =
+      written >= kEnoughBytes && seconds > 0 ? written / seconds : kFirstBytesPerSecond;
   const double limit = rate * job_.checkpoint.final_seconds / static_cast<double>(caches_.size());
   bool told = false;
   for (std::size_t t = 0; t < caches_.size(); ++t) {
@@ -315,6 +329,9 @@ Result<TrainOutcome> TrainingRun::Run() {
   options.resident_sets = job_.pipeline.depth > 0 ? 2 : 1;
   if (!capacities_.empty()) options.max_sets = memory_.sets;
   options.max_set_bytes = memory_.set_bytes;
+  options.plan_threads = job_.pipeline.pulling;
+  options.max_plan_thread_bytes = memory_.plan_thread_bytes;
+  options.on_plan_thread = [units = binding_.pulling] { BindCurrentThread(units); };
   for (const auto& filter : planned_filters_) options.admission.push_back(filter.get());
   options.before_pull = [this] { return BeforePull(); };
   options.after_pull = [this](const DataCursor& cursor) { AfterPull(cursor); };
@@ -333,13 +350,12 @@ Result<TrainOutcome> TrainingRun::Run() {
         return interrupted_;
       });
   Status status;
-  start_examples_ = cursor_.examples;
+  start_examples_ = last_interval_examples_ = cursor_.examples;
   const bool all_done =
       job_.training.max_examples > 0 && cursor_.examples >= job_.training.max_examples;
-  if (validation_due_) {
-    status = Validate();
-    if (!status.ok() && Signalled()) interrupted_ = true;
-  }
+  // Where the job has become shorter than what is trained, this is its end.
+  validation_due_ |= all_done && job_.has_validation && validated_examples_ != cursor_.examples;
+  if (validation_due_) status = Validate();
   if (status.ok() && !all_done) {
     Pipeline pipeline({&read, pull_.get(), &stage, &train}, capacities_, clock_,
                       {binding_.reading, binding_.pulling, binding_.pulling, binding_.training});
@@ -348,8 +364,9 @@ Result<TrainOutcome> TrainingRun::Run() {
     // It is the result only where no other failure was.
     if (const Status early = read.EndedEarly(); !early.ok() && SameStatus(early, status)) {
       status = early.WithContext("reading data.train");
-      sound_failure_ = status;
-      log_failed_ = true;
+      FailedByInput(status,
+                    "the log is mended, the same command with --resume goes on from there (and "
+                    "with --accept data, where its files have other names or sizes)");
     }
     final_times_ = pipeline.times();
     final_channels_ = pipeline.channels();
@@ -359,7 +376,9 @@ Result<TrainOutcome> TrainingRun::Run() {
   SetProgressLine("");
   const bool stopped_on_purpose = interrupted_ || reached_max_examples_;
   if (!status.ok() && !stopped_on_purpose) return AfterFailure(status);
-  TERRACE_RETURN_IF_ERROR(WithWayOn(TakeCheckpoint(!interrupted_).WithContext("final checkpoint")));
+  if (Status last = TakeCheckpoint(!interrupted_); !last.ok()) {
+    return AfterFailure(last.WithContext("final checkpoint"));
+  }
   stores_->Finish();
   TrainOutcome outcome;
   outcome.interrupted = interrupted_;
@@ -374,6 +393,7 @@ Status TrainingRun::AfterFailure(const Status& failure) {
     MutexLock lock(&stop_mu_);
     wanted = !stop_after_checkpoint_.ok() && SameStatus(failure, stop_after_checkpoint_);
   }
+  if (!SameStatus(failure, sound_failure_)) input_way_on_ = {};
   // What was right to begin with and trained for a while is no wrong argument, but a log that is
   // damaged further on.
   const bool later = failure.code() == StatusCode::kInvalidArgument && cursor_.examples > 0;
@@ -399,21 +419,18 @@ bool TrainingRun::LeavesMoreThanSaved(const Status& failure) const {
   if (SameStatus(failure, sound_failure_)) return cursor_.examples > checkpointed_examples_;
   // A full disk or quota, or memory, leaves what was trained intact: the reserve is there for one
   // last checkpoint.
-  return failure.code() == StatusCode::kIo || failure.code() == StatusCode::kOutOfMemory;
+  return failure.code() == StatusCode::kIo || failure.code() == StatusCode::kOutOfRoom ||
+         failure.code() == StatusCode::kOutOfMemory;
 }
 
 Status TrainingRun::WithWayOn(const Status& failure) const {
-  if (log_failed_ && failure.code() == StatusCode::kCorruption && last_checkpoint_ > 0) {
-    return CorruptionError(
-        fmt::format("{}. Checkpoint {} is intact: once the log is mended, the same command with "
-                    "--resume goes on from there (and with --accept data, where its files have "
-                    "other names or sizes)",
-                    failure.message(), last_checkpoint_));
+  if (!input_way_on_.empty() && last_checkpoint_ > 0) {
+    return {failure.code(), fmt::format("{}. Checkpoint {} is intact: once {}", failure.message(),
+                                        last_checkpoint_, input_way_on_)};
   }
-  if (failure.code() != StatusCode::kIo) return failure;
+  const bool of_a_limit = failure.code() == StatusCode::kOutOfRoom;
+  if (failure.code() != StatusCode::kIo && !of_a_limit) return failure;
   // A limit's message says what to change.
-  const bool of_a_limit = failure.message().find("ssd.quota") != std::string::npos ||
-                          failure.message().find("ulimit -n") != std::string::npos;
   const std::string_view what =
       of_a_limit ? "with that changed" : "free space on that disk, or mend it, and";
   const std::string left =
@@ -424,16 +441,22 @@ Status TrainingRun::WithWayOn(const Status& failure) const {
           : fmt::format(
                 "The run has no checkpoint yet: {} the same command with --resume starts it anew",
                 what);
-  return IoError(fmt::format("{}. {}", failure.message(), left));
+  return {failure.code(), fmt::format("{}. {}", failure.message(), left)};
+}
+
+void TrainingRun::FailedByInput(const Status& failure, std::string_view way_on) {
+  sound_failure_ = failure;
+  input_way_on_ = IsOfContents(failure) ? way_on : std::string_view();
 }
 
 Status TrainingRun::Validate() {
-  // Stays true when a signal ends the validation: the run that resumes makes up for it.
-  validation_due_ = true;
+  constexpr std::string_view kMended =
+      "data.validation is mended, or names other files, the same command with --resume goes on "
+      "from there";
   const double start = clock_->MonotonicSeconds();
   const Result<std::unique_ptr<ExampleSource>> opened = OpenSource(fs_, ValidationData());
   if (!opened.ok()) {
-    sound_failure_ = opened.status().WithContext("validation");
+    FailedByInput(opened.status().WithContext("validation"), kMended);
     return sound_failure_;
   }
   ExampleSource* const source = opened->get();
@@ -444,8 +467,10 @@ Status TrainingRun::Validate() {
       Evaluate(source, memory_.validation_batch, minibatch, validation_planner_.get(), &rows,
                model_.executor.get(), &metrics, nullptr, [this] { return Signalled(); })
           .WithContext("validation");
+  // By a signal. It stays due, and the run that resumes makes up for it.
+  if (evaluated.code() == StatusCode::kAborted) interrupted_ = true;
   // Of the data, and not of a row.
-  if (!evaluated.ok() && !source->failure().ok()) sound_failure_ = evaluated;
+  if (!evaluated.ok() && !source->failure().ok()) FailedByInput(evaluated, kMended);
   TERRACE_RETURN_IF_ERROR(evaluated);
   ValidationRecord record;
   record.epoch = cursor_.epoch;
@@ -461,6 +486,7 @@ Status TrainingRun::Validate() {
                       record.result.calibration, FormatCount(record.result.examples)));
   TERRACE_RETURN_IF_ERROR(metrics_file_->Append(ValidationToJson(record)));
   validation_due_ = false;
+  validated_examples_ = cursor_.examples;
   return OkStatus();
 }
 
@@ -478,15 +504,11 @@ Status TrainingRun::TakeCheckpoint(bool finished) {
   checkpoint.cursor = cursor_;
   checkpoint.steps = steps_;
   checkpoint.finished = finished;
-  SyncPoint::Hit("checkpoint.before_commit");
-  TERRACE_ASSIGN_OR_RETURN(checkpoint.stores, stores_->Commit(id));
-  TERRACE_RETURN_IF_ERROR(quota_->Reserve(MostDenseFileBytes(), 0));
-  const Result<FileDigest> digest = run_->WriteDense(id, model_.network->Save());
-  quota_->Release(MostDenseFileBytes() - (digest.ok() ? WholeBlocks(digest->size) : 0));
-  TERRACE_RETURN_IF_ERROR(digest.status());
-  checkpoint.dense.push_back(*digest);
-  TERRACE_RETURN_IF_ERROR(WriteFilters(&checkpoint));
-  TERRACE_RETURN_IF_ERROR(metrics_file_->Sync());
+  std::uint64_t bytes = 0;
+  if (const Status parts = WriteCheckpointParts(&checkpoint, &bytes); !parts.ok()) {
+    RemoveFailedCheckpoint(id, bytes);
+    return parts;
+  }
   checkpoint.metrics_bytes = metrics_file_->bytes();
   checkpoint.metrics_checksum = metrics_file_->checksum();
   checkpoint.progressive = progressive_.Save();
@@ -495,30 +517,57 @@ Status TrainingRun::TakeCheckpoint(bool finished) {
   checkpoint.dense_network = model_.network->ToText();
   checkpoint.identity = IdentifyingSettings(job_, *plan_, *source_);
   checkpoint.job_yaml = JobToYaml(job_);
-  TERRACE_ASSIGN_OR_RETURN(const std::uint64_t own_bytes,
-                           run_->WriteCheckpoint(checkpoint, quota_.get()));
+  const Result<std::uint64_t> own_bytes = run_->WriteCheckpoint(checkpoint, quota_.get());
+  if (!own_bytes.ok()) {
+    RemoveFailedCheckpoint(id, bytes);
+    return own_bytes.status();
+  }
   last_checkpoint_ = id;
   checkpointed_examples_ = cursor_.examples;
   {
     MutexLock lock(&checkpoints_mu_);
-    kept_.push_back({id, own_bytes + WholeBlocks(digest->size) + FilterFilesBytes()});
+    kept_.push_back({id, *own_bytes + bytes});
   }
   SyncPoint::Hit("checkpoint.before_drop");
   return DropCheckpointsBeyond(static_cast<std::size_t>(job_.checkpoint.keep));
 }
 
-Status TrainingRun::WriteFilters(Checkpoint* checkpoint) {
+void TrainingRun::RemoveFailedCheckpoint(std::uint64_t id, std::uint64_t bytes) {
+  // Its file first, which may be there in spite of the failure; while it is, all that it names is.
+  Status removed = run_->DropCheckpoint(id);
+  if (removed.ok()) {
+    quota_->Release(bytes);
+    removed = stores_->Drop(id);
+  }
+  if (!removed.ok()) LogText(LogLevel::kWarning, removed.ToString());
+}
+
+Status TrainingRun::WriteCheckpointParts(Checkpoint* checkpoint, std::uint64_t* bytes) {
+  SyncPoint::Hit("checkpoint.before_commit");
+  TERRACE_ASSIGN_OR_RETURN(checkpoint->stores, stores_->Commit(checkpoint->id));
+  TERRACE_RETURN_IF_ERROR(quota_->Reserve(MostDenseFileBytes(), 0));
+  const Result<FileDigest> digest = run_->WriteDense(checkpoint->id, model_.network->Save());
+  quota_->Release(MostDenseFileBytes() - (digest.ok() ? WholeBlocks(digest->size) : 0));
+  TERRACE_RETURN_IF_ERROR(digest.status());
+  *bytes += WholeBlocks(digest->size);
+  checkpoint->dense.push_back(*digest);
+  TERRACE_RETURN_IF_ERROR(WriteFilters(checkpoint, bytes));
+  return metrics_file_->Sync();
+}
+
+Status TrainingRun::WriteFilters(Checkpoint* checkpoint, std::uint64_t* bytes) {
   for (std::size_t t = 0; t < filters_.size(); ++t) {
     AdmissionFilter* const filter = filters_[t].get();
     if (filter == nullptr) continue;
     const std::string& table = plan_->tables[t].schema.table();
-    const std::uint64_t bytes = WholeBlocks(filter->image_bytes());
-    TERRACE_RETURN_IF_ERROR(quota_->Reserve(bytes, 0));
+    const std::uint64_t image_bytes = WholeBlocks(filter->image_bytes());
+    TERRACE_RETURN_IF_ERROR(quota_->Reserve(image_bytes, 0));
     const Result<FileDigest> digest = run_->WriteFilter(checkpoint->id, table, filter);
     if (!digest.ok()) {
-      quota_->Release(bytes);
+      quota_->Release(image_bytes);
       return digest.status();
     }
+    *bytes += image_bytes;
     checkpoint->admission.push_back({table, *digest});
     WarnOfFullFilter(table, *filter);
   }

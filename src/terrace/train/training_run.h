@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "terrace/base/clock.h"
@@ -59,6 +60,8 @@ class TrainingRun {
   // Of a run that ended at training.max_examples: whether the job now allows more.
   bool AsksForMore(const Checkpoint& finished) const;
   Status OpenInputs();
+  // Of a further source, which is closed again: the first mini-batch of the job's data.
+  Status ReadFirstExamples();
   DataOptions ValidationData() const;
   Status MakeMemoryPlan();
   Status OpenRun(RunMode mode);
@@ -112,8 +115,12 @@ class TrainingRun {
   std::uint64_t SmallFilesBytes() const;
   // Reserves what checkpoints hold beside the stores, damaged ones too, and notes each one's.
   Status ReserveKept(std::span<const Checkpoint> kept) TERRACE_EXCLUDES(checkpoints_mu_);
-  // Into the checkpoint.
-  Status WriteFilters(Checkpoint* checkpoint);
+  // Writes what a checkpoint names and notes it there; adds what that takes of the quota, beside
+  // the stores, to `bytes`.
+  Status WriteCheckpointParts(Checkpoint* checkpoint, std::uint64_t* bytes);
+  Status WriteFilters(Checkpoint* checkpoint, std::uint64_t* bytes);
+  // Removes what is there of a checkpoint that failed, whose parts take so much.
+  void RemoveFailedCheckpoint(std::uint64_t id, std::uint64_t bytes);
   // Of one that admits keys too soon, once.
   void WarnOfFullFilter(const std::string& table, const AdmissionFilter& filter);
   // Keeps that much of the quota free: waits for compaction, then drops old checkpoints for it, and
@@ -125,6 +132,8 @@ class TrainingRun {
   // Of a disk that fails or is full, or a log that is damaged: adds what the run still has and how
   // it goes on.
   Status WithWayOn(const Status& failure) const;
+  // Notes a failure of an input; way_on: what is to be done about it, should its contents be wrong.
+  void FailedByInput(const Status& failure, std::string_view way_on);
   Result<bool> BeforePull();
   void AfterPull(const DataCursor& cursor);
   // By table, rows that its stores' indexes will have to take in: of a table by key, those that no
@@ -169,7 +178,7 @@ class TrainingRun {
 
   FileSystem* const fs_;
   Clock* const clock_;
-  const Job job_;
+  Job job_;  // Changed while memory is planned and caches are made alone.
   const std::atomic<int>* const stop_signals_;
   const double start_seconds_;
   const std::uint64_t metrics_every_;
@@ -177,6 +186,7 @@ class TrainingRun {
   // Set by Prepare, constant afterwards; destroyed in reverse order.
   bool already_finished_ = false;
   std::uint64_t train_read_ahead_bytes_ = 0, validation_source_bytes_ = 0;
+  std::vector<InputFile> validation_files_;  // Frozen at the start.
   std::unique_ptr<ExampleSource> source_;
   std::optional<ModelPlan> plan_;
   std::uint64_t job_text_bytes_ = 0, identity_bytes_ = 0;
@@ -189,6 +199,13 @@ class TrainingRun {
   std::optional<ScopedInterleaving> interleaving_;
   std::unique_ptr<RunFolder> run_;
   std::unique_ptr<DiskQuota> quota_;
+  // The stores' threads drop checkpoints, to their end.
+  Mutex checkpoints_mu_;
+  struct Kept {
+    std::uint64_t id = 0;
+    std::uint64_t bytes = 0;  // Of the quota: its own file, its dense file and its filters.
+  };
+  std::vector<Kept> kept_ TERRACE_GUARDED_BY(checkpoints_mu_);  // Oldest first.
   std::vector<std::unique_ptr<TrainedExpiry>> expiry_;  // By table; null: rows never expire.
   std::unique_ptr<RunStores> stores_;
   // By table; null: every key has a row. Stage 2's are as far as it has planned.
@@ -222,16 +239,19 @@ class TrainingRun {
   // What ended training and leaves what was trained intact: the input, or a step that applied
   // nothing.
   Status sound_failure_;
-  bool log_failed_ = false;                  // It was of data.train.
+  std::string_view input_way_on_;  // What is to be done about that input; empty: it was another.
   std::uint64_t checkpointed_examples_ = 0;  // By the newest checkpoint.
   bool validation_due_ = false;
-  SsdWear wear_before_;  // As the checkpoint said that this process resumed from.
+  std::uint64_t validated_examples_ = 0;  // Trained by the last validation.
+  SsdWear wear_before_;                   // As the checkpoint said that this process resumed from.
   std::vector<DriveHealth> drives_;
   double drives_asked_seconds_ = -std::numeric_limits<double>::infinity();
   // Shows of keys that were not admitted: of the run, and of the interval.
   std::uint64_t unadmitted_shows_ = 0, unadmitted_in_window_ = 0;
   bool warned_of_filter_ = false;
-  IntervalRecord::Performance last_totals_;  // At the last interval's end.
+  // At the last interval's end, or this process's start.
+  IntervalRecord::Performance last_totals_;
+  std::uint64_t last_interval_examples_ = 0;
   double last_progress_seconds_ = 0;
   std::uint64_t last_progress_examples_ = 0;
   std::uint64_t last_progress_read_ = 0, last_progress_write_ = 0;
@@ -245,12 +265,6 @@ class TrainingRun {
   // What the caches leave free for the index. Relaxed: a checkpoint reads what it was lately.
   std::atomic<std::uint64_t> planned_index_bytes_{0};
 
-  Mutex checkpoints_mu_;
-  struct Kept {
-    std::uint64_t id = 0;
-    std::uint64_t bytes = 0;  // Of the quota: its own file, its dense file and its filters.
-  };
-  std::vector<Kept> kept_ TERRACE_GUARDED_BY(checkpoints_mu_);  // Oldest first.
   Mutex stop_mu_;
   Status stop_after_checkpoint_ TERRACE_GUARDED_BY(stop_mu_);
 };

@@ -10,23 +10,17 @@
 
 #include <fmt/format.h>
 
+#include "terrace/base/core_binding.h"
 #include "terrace/base/log.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/units.h"
+#include "terrace/pipeline/stages.h"
 #include "terrace/train/index_plan.h"
+#include "terrace/train/parts_plan.h"
 #include "terrace/train/training_run.h"
 
 namespace terrace {
 namespace {
-
-constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-
-// Of the write buffers. Larger ones cost a written row less, in the index above all, and make
-// larger files; a small cache has better use for the memory.
-std::uint64_t FlushBytes(std::uint64_t cache_bytes) {
-  const std::uint64_t bytes = std::max(std::min(cache_bytes / 16, 16 * kMiB), cache_bytes / 64);
-  return std::clamp(bytes, kMiB / 4, 64 * kMiB);
-}
 
 RunFolder::Mode FolderMode(RunMode mode) {
   switch (mode) {
@@ -70,6 +64,11 @@ Status TrainingRun::Prepare(RunMode mode) {
     if (already_finished_) return OkStatus();
   }
   TERRACE_RETURN_IF_ERROR(planned);
+  // An archive that is damaged shows it when it is read: no run is deleted for one of which nothing
+  // can be trained.
+  if (mode == RunMode::kOverwrite) TERRACE_RETURN_IF_ERROR(ReadFirstExamples());
+  // Nothing has been changed yet, and the run that is there stays as it is.
+  if (Signalled()) return AbortedError("a signal came before the run began");
   TERRACE_RETURN_IF_ERROR(OpenRun(mode));
   TERRACE_RETURN_IF_ERROR(MakeCaches());
   WarnOfFullDisks();
@@ -102,7 +101,11 @@ Status TrainingRun::PlanRun(RunMode mode) {
   }
   // A run that is there may hold more than a new one can begin with. Before it is deleted.
   const Status quota = mode == RunMode::kResume ? OkStatus() : CheckQuota();
-  TERRACE_RETURN_IF_ERROR(Both(inputs, Both(MakeMemoryPlan(), Both(quota, CheckOpenFiles()))));
+  const Status memory = MakeMemoryPlan();
+  const Status keys = mode == RunMode::kResume
+                          ? OkStatus()
+                          : CheckExpectedKeys(job_, *plan_, memory_.most_file_rows);
+  TERRACE_RETURN_IF_ERROR(Both(inputs, Both(memory, Both(quota, Both(CheckOpenFiles(), keys)))));
   return MakeFilters();
 }
 
@@ -150,6 +153,7 @@ Status TrainingRun::OpenInputs() {
           "the validation data has other slots or dense features than the training data");
     }
     validation_source_bytes_ = (*validation)->MemoryBytes();
+    validation_files_.assign((*validation)->files().begin(), (*validation)->files().end());
   }
   TERRACE_ASSIGN_OR_RETURN(source_, std::move(source));
   TERRACE_ASSIGN_OR_RETURN(ModelPlan plan, MakeModelPlan(job_, source_->schema()));
@@ -170,9 +174,39 @@ Status TrainingRun::OpenInputs() {
   return OkStatus();
 }
 
+Status TrainingRun::ReadFirstExamples() {
+  DataOptions train = job_.train_data;
+  train.read_ahead_bytes = train_read_ahead_bytes_;
+  train.frozen.assign(source_->files().begin(), source_->files().end());
+  // A window is filled before its first example comes: the same examples one after another.
+  std::uint64_t most = 1;
+  if (train.shuffle == "examples") {
+    train.shuffle = "files";
+    most = train.shuffle_window;
+  }
+  std::vector<DataOptions> inputs = {std::move(train)};
+  if (job_.has_validation) inputs.push_back(ValidationData());
+  for (DataOptions& input : inputs) {
+    input.epochs = 1;
+    input.warns = false;
+    TERRACE_ASSIGN_OR_RETURN(const auto source, OpenSource(fs_, input));
+    const std::uint32_t examples = job_.training.minibatch;
+    bool more = true;
+    for (std::uint64_t read = 0; read < most && more && !Signalled(); read += examples) {
+      const auto batch = source->Next(examples, examples);
+      TERRACE_RETURN_IF_ERROR(
+          batch.status().WithContext("reading the first examples, before anything is deleted"));
+      more = batch->has_value();
+    }
+    most = 1;  // Validation data is not shuffled.
+  }
+  return OkStatus();
+}
+
 DataOptions TrainingRun::ValidationData() const {
   DataOptions options = job_.validation_data;
   options.read_ahead_bytes = train_read_ahead_bytes_;
+  options.frozen = validation_files_;
   return options;
 }
 
@@ -188,6 +222,7 @@ Status TrainingRun::MakeMemoryPlan() {
     input.validation_source_bytes =
         validation_source_bytes_ > 0 ? validation_source_bytes_ : source_bytes;
   }
+  fixed_capacities_.clear();
   for (const char* stage : {"read", "pull", "stage"}) {
     const auto fixed = job_.pipeline.queues.find(stage);
     fixed_capacities_.push_back(
@@ -204,7 +239,7 @@ Status TrainingRun::MakeMemoryPlan() {
     if (fixed_capacities_[1] > 0 || fixed_capacities_[2] > 0) {
       input.sets = static_cast<std::uint32_t>(3 + capacities_[1] + capacities_[2]);
     }
-    input.batches_ahead = static_cast<std::uint32_t>(1 + capacities_[0]);
+    input.batches_ahead = BatchesAhead(capacities_[0]);
   }
   input.read_ahead_bytes = train_read_ahead_bytes_;
   input.most_read_ahead_bytes = job_.train_data.read_ahead_bytes;
@@ -221,7 +256,13 @@ Status TrainingRun::MakeMemoryPlan() {
   input.filter_bytes = 2 * FilterFilesBytes();
   input.looks_ahead = job_.cache.look_ahead == "auto" &&
                       job_.cache.eviction.type == EvictionType::kS3Fifo && job_.pipeline.depth > 0;
-  TERRACE_ASSIGN_OR_RETURN(memory_, PlanMemory(input));
+  Result<MemoryPlan> planned = PlanMemory(input);
+  if (!planned.ok() && job_.pipeline.pull_threads == 0 && job_.pipeline.pulling > 1) {
+    // Threads that nobody asked for are no reason to refuse a job.
+    job_.pipeline.pulling = 1;
+    return MakeMemoryPlan();
+  }
+  TERRACE_ASSIGN_OR_RETURN(memory_, std::move(planned));
   memory_input_ = input;
   const MemoryLimit limit = ReadMemoryLimit();
   if (limit.bytes > 0 && job_.memory.budget_bytes > limit.bytes) {
@@ -271,6 +312,7 @@ Status TrainingRun::OpenRun(RunMode mode) {
               fmt::format("'{}' has no checkpoint to go on from: the run begins", job_.output));
     }
     TERRACE_RETURN_IF_ERROR(CheckQuota());
+    TERRACE_RETURN_IF_ERROR(CheckExpectedKeys(job_, *plan_, memory_.most_file_rows));
     TERRACE_RETURN_IF_ERROR(run_->RemoveStrays());
     TERRACE_ASSIGN_OR_RETURN(
         stores_, RunStores::Create(fs_, clock_, quota_.get(), run_.get(), job_, *plan_, options));
@@ -349,9 +391,12 @@ Status TrainingRun::CheckOpenFiles() const {
 }
 
 std::uint64_t TrainingRun::LeastQuotaBytes() const {
+  // Whatever parts a cache has on this machine: they hold no more rows.
+  Job job = job_;
+  job.pipeline.pulling = 1;
   return 2 * job_.ssd.file_bytes + 3 * MostDenseFileBytes() + 3 * FilterFilesBytes() +
          3 * MostCheckpointFileBytes() + SmallFilesBytes() +
-         4 * std::max(LeastCacheBytes(job_, *plan_), MinibatchWriteBytes(job_, *plan_));
+         4 * std::max(LeastCacheBytes(job, *plan_), MinibatchWriteBytes(job, *plan_));
 }
 
 Status TrainingRun::CheckQuota() const {
@@ -464,7 +509,12 @@ Status TrainingRun::Restore(const Checkpoint& checkpoint) {
 Status TrainingRun::MakeCaches() {
   const ScopedBinding binding(binding_.io);
   const std::uint64_t index_bytes = stores_->index_bytes();
-  const std::uint64_t least = LeastCacheBytes(job_, *plan_);
+  std::uint64_t least = LeastCacheBytes(job_, *plan_);
+  // Of a run that began where there are fewer cores.
+  if (job_.pipeline.pull_threads == 0 && memory_.rows_bytes < index_bytes + least) {
+    job_.pipeline.pulling = 1;
+    least = LeastCacheBytes(job_, *plan_);
+  }
   if (memory_.rows_bytes < index_bytes + least) {
     return InvalidArgumentError(
         fmt::format("the index of the run's rows takes {}: memory.budget must be at least {}",
@@ -480,6 +530,7 @@ Status TrainingRun::MakeCaches() {
     DataOptions data = job_.train_data;
     data.read_ahead_bytes = train_read_ahead_bytes_;
     data.warns = false;  // The first reading does.
+    data.frozen.assign(source_->files().begin(), source_->files().end());
     look_ahead_ = std::make_unique<LookAhead>([fs = fs_, data] { return OpenSource(fs, data); },
                                               job_.training.minibatch, future_keys_.get());
   }
@@ -492,8 +543,10 @@ Status TrainingRun::MakeCaches() {
     options.capacity_bytes = bytes[t];
     options.eviction = job_.cache.eviction;
     options.future = future_keys_.get();
-    options.flush_bytes = FlushBytes(options.capacity_bytes);
+    options.flush_bytes = RowCacheOptions::FlushBytesFor(options.capacity_bytes);
     options.background = job_.pipeline.depth > 0;
+    options.parts = CacheParts(job_);
+    options.on_pin_thread = [units = binding_.pulling] { BindCurrentThread(units); };
     options.clock = clock_;
     options.expiry = expiry_[t].get();
     options.create_row = [schema, seed = job_.seed](Key key, std::byte* row) {

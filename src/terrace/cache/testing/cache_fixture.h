@@ -3,9 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "terrace/base/rng.h"
 #include "terrace/cache/row_cache.h"
@@ -82,5 +86,52 @@ struct Fixture {
   std::vector<std::unique_ptr<FakeStore>> stores;
   std::unique_ptr<RowCache> cache;
 };
+
+inline PinnedRows PinOrDie(RowCache* cache, const std::vector<Key>& keys) {
+  auto pinned = cache->Pin(keys);
+  EXPECT_TRUE(pinned.ok()) << pinned.status().ToString();
+  return pinned.ok() ? std::move(pinned).value() : PinnedRows();
+}
+
+// Pins, trains and releases `count` keys from `first` on.
+inline void TrainRange(RowCache* cache, Key first, std::size_t count) {
+  PinnedRows pinned = PinOrDie(cache, KeyRange(first, count));
+  TrainAll(&pinned);
+}
+
+// How often the rows of a test were trained, and so what they must be.
+struct TrainedTimes {
+  // As the last stage does with a set: looks at its rows, then trains them, unless it is cut.
+  void Train(const std::vector<Key>& keys, bool cut, PinnedRows* pinned) {
+    for (std::size_t w = 0; w < keys.size(); ++w) {
+      ASSERT_EQ(RowAt(*pinned, w), TrainedRow(keys[w], times[keys[w]])) << "key " << keys[w];
+    }
+    if (cut) return;
+    TrainAll(pinned);
+    for (const Key key : keys) ++times[key];
+  }
+  void ExpectPeeked(const std::vector<Key>& keys, RowCache* cache) {
+    std::vector<Row> rows(keys.size(), Row(kRowBytes));
+    std::vector<std::byte*> places;
+    for (Row& row : rows) places.push_back(row.data());
+    std::vector<std::uint8_t> found(rows.size());
+    ASSERT_TRUE(cache->Peek(keys, places, found).ok());
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      ASSERT_EQ(found[i], times[keys[i]] > 0 ? 1 : 0);
+      if (found[i] != 0) {
+        ASSERT_EQ(rows[i], TrainedRow(keys[i], times[keys[i]]));
+      }
+    }
+  }
+
+  std::map<Key, int> times;
+};
+
+constexpr std::uint64_t kSmall = 128 << 10;  // Bytes; about a thousand rows.
+
+// What a test of it is made for every eviction policy of kPolicies.
+class OverPolicies : public testing::TestWithParam<EvictionType> {};
+inline const auto kPolicies =
+    testing::Values(EvictionType::kS3Fifo, EvictionType::kLruLfu, EvictionType::kPassLfu);
 
 }  // namespace terrace::cache_testing

@@ -78,7 +78,10 @@ Result<std::unique_ptr<StagedRows>> FakeStore::Stage(std::span<const Key> keys,
       --held_writes_;
     }
     --writes_;
-    if (NextFails() || fail_writes_) failure = IoError("write fails as the test wants");
+    if (NextFails() || fail_writes_) {
+      failure = fails_for_room ? OutOfRoomError("there is no room, as the test wants")
+                               : IoError("write to /ssd.quota fails as the test wants");
+    }
   }
   if (!failure.ok()) return failure;
   for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -167,6 +170,12 @@ void FakeStore::HoldWrites() {
 void FakeStore::HoldPublishes() {
   MutexLock lock(&mu_);
   hold_publishes_ = true;
+}
+void FakeStore::LetReadsGo() {
+  MutexLock lock(&mu_);
+  hold_reads_ = false;
+  held_key_.reset();
+  changed_.NotifyAll();
 }
 void FakeStore::LetGo() {
   MutexLock lock(&mu_);

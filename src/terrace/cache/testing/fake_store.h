@@ -2,6 +2,7 @@
 // told to, and holds Read or Write in flight until a test lets them go. Threads: any.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -27,6 +28,7 @@ class FakeStore final : public Store {
                                             std::span<const std::byte* const> rows,
                                             std::span<const std::uint8_t> stored) override;
   Status Publish(std::unique_ptr<StagedRows> staged) override;
+  void KeepCheckpoints(bool keep) override { keeps_checkpoints = keep; }
   void ExpectRows(std::uint64_t /*rows*/) override {}
   Status Erase(std::span<const Key> keys) override;
   Result<ManifestReference> Commit(std::uint64_t id) override;
@@ -52,6 +54,9 @@ class FakeStore final : public Store {
   void Finish() override {}
   Status background_status() const override { return OkStatus(); }
 
+  std::atomic<bool> keeps_checkpoints{false};  // As it was told last.
+  std::atomic<bool> fails_for_room{false};     // Stages that fail do so with kOutOfRoom.
+
   // Before a cache has it: says that it has blocks.
   void SetInBlocks() { in_blocks_ = true; }
   // The n-th Read, Write or Stage from now (0: the next) fails with kIo, and changes nothing;
@@ -66,6 +71,7 @@ class FakeStore final : public Store {
   void HoldReadsOf(Key key);
   void HoldWrites();
   void HoldPublishes();
+  void LetReadsGo();
   void LetGo();
   // Returns when a Read (Write) is held; when so many Reads have returned.
   void WaitForHeldRead();

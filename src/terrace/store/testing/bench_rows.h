@@ -15,19 +15,25 @@
 #include "terrace/base/ids.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/rng.h"
+#include "terrace/base/testing/bench_keys.h"
 
 namespace terrace {
 
 class BenchRows {
  public:
-  // keys: of the store; row_bytes: 8 at least.
-  BenchRows(std::uint64_t keys, std::size_t row_bytes, std::uint64_t seed)
-      : key_count_(keys), row_bytes_(row_bytes), rng_(seed) {}
+  // keys: of the store, which `key_seed` chooses; row_bytes: 8 at least; seed: of what is drawn.
+  BenchRows(std::uint64_t keys, std::size_t row_bytes, std::uint64_t key_seed, std::uint64_t seed)
+      : store_keys_(key_seed), key_count_(keys), row_bytes_(row_bytes), rng_(seed) {}
 
   // Chooses keys [begin, begin + n) of the store, for its first load.
   void ChooseRange(std::uint64_t begin, std::uint64_t n) {
     Resize(n);
-    for (std::uint64_t i = 0; i < n; ++i) keys_[i] = KeyAt(begin + i);
+    for (std::uint64_t i = 0; i < n; ++i) keys_[i] = store_keys_.At(begin + i);
+  }
+  // Chooses these, which are keys of the store.
+  void ChooseThese(std::span<const Key> keys) {
+    Resize(keys.size());
+    std::copy(keys.begin(), keys.end(), keys_.begin());
   }
   // Chooses n distinct keys in random order, each as likely as any. Memory: a bit for each key of
   // the store. REQUIRES: n at most half of keys.
@@ -77,8 +83,6 @@ class BenchRows {
   Rng* rng() { return &rng_; }
 
  private:
-  // A bijection, so that keys are distinct.
-  static Key KeyAt(std::uint64_t i) { return MixKey(i ^ 0x5555); }
   // draw(): the number of a key; what was drawn before is drawn again.
   template <typename Draw>
   void Choose(std::uint64_t n, const Draw& draw) {
@@ -90,7 +94,7 @@ class BenchRows {
       const std::uint64_t number = draw();
       if (chosen_[number]) continue;
       chosen_[number] = true;
-      keys_[numbers_.size()] = KeyAt(number);
+      keys_[numbers_.size()] = store_keys_.At(number);
       numbers_.push_back(number);
     }
     for (const std::uint64_t number : numbers_) chosen_[number] = false;
@@ -105,6 +109,7 @@ class BenchRows {
     found_.assign(n, 0);
   }
 
+  const BenchKeys store_keys_;
   const std::uint64_t key_count_;
   const std::size_t row_bytes_;
   Rng rng_;

@@ -20,6 +20,7 @@ class HookedFileSystem final : public ForwardingFileSystem {
   std::function<void()> before_reads;
   std::function<void(std::span<const ReadRequest>)> after_reads;
   std::string disk;  // Instead of the base's.
+  std::string queue_name = "hooked";
 
   Result<std::unique_ptr<ReadQueue>> NewReadQueue(const ReadQueueOptions& options) override {
     TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<ReadQueue> queue, base_->NewReadQueue(options));
@@ -46,7 +47,7 @@ class HookedFileSystem final : public ForwardingFileSystem {
       groups_.pop_front();
       return status;
     }
-    std::string_view name() const override { return "hooked"; }
+    std::string_view name() const override { return owner_->queue_name; }
 
    private:
     HookedFileSystem* const owner_;
