@@ -17,12 +17,13 @@ enum class StatusCode {
   kInvalidArgument,  // The user's job file, arguments or data: exit code 2 when seen before the
                      // run.
   kCorruption,       // Bytes that fail their check.
-  kIo,               // The disk or the file system failed, ENOSPC and the quota included.
+  kIo,               // The disk or the file system failed, ENOSPC included.
   kUnavailable,      // Try again: a lock that another process holds.
   kDeadline,
   kAborted,      // We are stopping: another failure or a signal is the cause.
   kInternal,     // A limit of this program, or a defect that it noticed without harm.
   kOutOfMemory,  // The memory budget, or the machine's memory.
+  kOutOfRoom,    // A limit of the quota, of open files or of an index; no disk failed.
 };
 
 std::string_view StatusCodeName(StatusCode code);
@@ -57,8 +58,9 @@ Status UnavailableError(std::string message);
 Status AbortedError(std::string message);
 Status InternalError(std::string message);
 Status OutOfMemoryError(std::string message);
+Status OutOfRoomError(std::string message);
 // The one place that maps errno: ENOENT is kNotFound, EINVAL from open is kIo, ENOMEM is
-// kOutOfMemory, ...
+// kOutOfMemory, EMFILE is kOutOfRoom, ...
 Status ErrnoError(int error_number, std::string_view what, std::string_view path);
 
 template <typename T>
@@ -69,7 +71,8 @@ class [[nodiscard]] Result {
     TERRACE_CHECK(!status_.ok());
   }
   bool ok() const { return status_.ok(); }
-  const Status& status() const { return status_; }
+  const Status& status() const& { return status_; }
+  Status status() && { return std::move(status_); }  // A reference would outlive the result.
   T& value() & {
     TERRACE_CHECK(ok());
     return *value_;
