@@ -74,7 +74,7 @@ TEST(ShardsOfNewRun, AsManyAsPullAndThereIsRoomFor) {
   job.ssd.quota_bytes = 6 * kGiB;
   EXPECT_EQ(ShardsOfNewRun(job, 4), 3);
   job = LargeJob();
-  for (int i = 0; i < 25; ++i) job.tables["t" + std::to_string(i)];
+  for (int i = 0; i < 25; ++i) job.tables[fmt::format("t{}", i)];
   EXPECT_EQ(ShardsOfNewRun(job, 4), 1);
   job.ssd.paths = {"a", "b"};  // However little there is: each has rows.
   EXPECT_EQ(ShardsOfNewRun(job, 4), 2);
