@@ -72,7 +72,10 @@ function(terrace_bench name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} terrace_flags)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/benchmarks)
-  add_test(NAME ${name}_tiny COMMAND ${name} --tiny)
+  # Each in a folder of its own: benchmarks run side by side, and leave files where they run.
+  set(folder ${CMAKE_CURRENT_BINARY_DIR}/${name}_tiny)
+  file(MAKE_DIRECTORY ${folder})
+  add_test(NAME ${name}_tiny COMMAND ${name} --tiny WORKING_DIRECTORY ${folder})
   set_tests_properties(${name}_tiny PROPERTIES LABELS unit TIMEOUT 120)
 endfunction()
 

@@ -391,6 +391,11 @@ def print_timeline(seconds):
             print(f"depth 2, {name.replace('_', ' ')}, by tenths of the run: " + " ".join(f"{100 * s:.0f} %" for s in shares))
 
 
+def has_trained(run):
+    metrics = run / "metrics.jsonl"
+    return metrics.exists() and metrics.stat().st_size > 0
+
+
 def interrupt(options):
     """The aim is that of SIGINT: 20 seconds, whatever is dirty."""
     trainer = Trainer(options)
@@ -405,6 +410,8 @@ def interrupt(options):
             with open(trainer.folder / "log", "w+") as log:
                 process = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
                 try:
+                    while process.poll() is None and not has_trained(run):
+                        time.sleep(0.01)
                     code = process.wait(after)
                     log.seek(0)
                     raise SystemExit(f"the run ended with {code} before it was interrupted (more --rows?):\n{log.read()[-2000:]}")
@@ -463,7 +470,7 @@ def main():
             command.add_argument("--dims", type=int, nargs="+", default=[32])
             command.add_argument("--budget", default="2GiB")
         if name == "interrupt":
-            command.add_argument("--after", type=float, nargs="+", default=[10, 20, 30], help="seconds, of a run each")
+            command.add_argument("--after", type=float, nargs="+", default=[10, 20, 30], help="seconds from its first line of metrics on, of a run each")
     options = parser.parse_args()
     if options.seed is None:
         options.seed = time.time_ns() // 1000 % 10**9

@@ -63,7 +63,7 @@ def test_curve_by_group(tmp_path):
 def test_interrupt(tmp_path):
     output = tmp_path / "figures.json"
     subprocess.run([sys.executable, FOLDER / "run.py", "interrupt", "--rows", "1000000000", "--cardinality", "1000", "--batch", "8192",
-                    "--budget", "448MiB", "--after", "3", "--threads", "1", "--set", "table.index=group", "--set", "table.expected_keys=26000",
+                    "--budget", "448MiB", "--after", "1", "--threads", "1", "--set", "metrics.every_examples=8192", "--set", "table.index=group", "--set", "table.expected_keys=26000",
                     "--scratch", tmp_path, "--output", output], check=True, stdin=subprocess.DEVNULL)
     (interrupted,) = json.loads(output.read_text())["figures"]["runs"]
     assert interrupted["seconds"] > 0 and interrupted["examples"] > 0 and interrupted["rows"] > 0

@@ -105,23 +105,30 @@ def test_a_checkpoint_that_is_read_does_not_keep_the_next_one(terrace, workspace
     job = evicting(workspace, **{"checkpoint": {"every_batches": 2, "keep": 4}})
     free = harness.Run(terrace, workspace, job, "free")
     free.train().expect(0)
-    quota = next(mib for mib in range(60, 400, 10)
-                 if "was dropped" in (tried := harness.Run(terrace, workspace, job, f"q{mib}", **{"ssd.quota": f"{mib}MiB"})
-                                      .train()).output and tried.code == 0)
-    run = harness.Run(terrace, workspace, job, **{"ssd.quota": f"{quota}MiB"})
-    process = run.start()
-    while process.poll() is None and not run.checkpoints():
-        time.sleep(0.001)
-    oldest = run.checkpoints()[0]
-    try:
-        held_file = open(run.path / "checkpoints" / oldest, "rb")
-    except FileNotFoundError:  # It has gone by now, on a busy machine.
-        process.wait()
-        pytest.skip("the oldest checkpoint went before it could be held")
-    with held_file:
-        fcntl.flock(held_file, fcntl.LOCK_SH)
-        outcome = process.wait()
-    assert "was dropped" in outcome.output, outcome.output
+    quota = next((mib for mib in range(60, 400, 10)
+                  if "was dropped" in (tried := harness.Run(terrace, workspace, job, f"q{mib}", **{"ssd.quota": f"{mib}MiB"})
+                                       .train()).output and tried.code == 0), None)
+    assert quota, "no quota makes a run drop a checkpoint and end"
+    held = []
+    for number in range(5):
+        # How much compaction has freed when the quota is short is a matter of time, and so is what goes for it.
+        run = harness.Run(terrace, workspace, job, f"run{number}", **{"ssd.quota": f"{quota}MiB"})
+        process = run.start()
+        while process.poll() is None and not run.checkpoints():
+            time.sleep(0.001)
+        try:
+            held_file = open(run.path / "checkpoints" / run.checkpoints()[0], "rb")
+        except (FileNotFoundError, IndexError):  # It has gone by now, on a busy machine.
+            process.wait()
+            continue
+        with held_file:
+            fcntl.flock(held_file, fcntl.LOCK_SH)
+            held.append(process.wait().output)
+        if "was dropped" in held[-1]:
+            return
+    if not held:
+        pytest.skip("the oldest checkpoint went each time before it could be held")
+    pytest.fail(f"none was dropped of {len(held)} runs whose oldest was held:\n{held[-1]}")
 
 
 @pytest.mark.parametrize("index", ["key", "group"])

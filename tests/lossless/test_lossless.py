@@ -4,7 +4,6 @@ import json
 import random
 import re
 import signal
-import time
 
 import pytest
 
@@ -38,6 +37,7 @@ AXES = {
     "suffix": (".tsv", ".tsv.zst", ".tsv.gz"),
     "interrupt": (False, True),
 }
+BEYOND_LEAST_MIB = 30  # So that memory holds batches of some mini-batches.
 PRINCIPAL = ("memory.budget", "pipeline.depth", "training.batch", SHARDS_DISKS, INDEX_READ)
 
 
@@ -101,14 +101,12 @@ def train(run, interrupt, rng, interruptions):
     if interrupt:
         run.wait_for_metrics(process, rng.randrange(2, 12))
         process.signal(signal.SIGINT)
-    signalled = time.monotonic()
     outcome = process.wait()
     # A run whose index outgrew its budget, or that was faster than the signal, was not ended by it.
     if interrupt and outcome.code != 1:
         interruptions.add(outcome, 130)
     if outcome.code == 130:
         assert interrupt and run.checkpoints(), "an interrupted run leaves a checkpoint"
-        assert time.monotonic() - signalled < 60, "a signal ends a run soon"
         # Another eviction policy may go on.
         outcome = run.train("--resume", "--set", f"cache.policy={rng.choice(AXES['cache.policy'])}")
     run.resume_as_advised(outcome)
@@ -144,8 +142,9 @@ def test_checkpoints_amid_working_sets(terrace, workspace, job_of, reference, de
     """The rows that a set has trained are clean after such a checkpoint, and dirty again by its later mini-batches."""
     batch = 31 * 256  # A prime number of mini-batches.
     run = harness.Run(terrace, workspace, job_of(".tsv"), **{
-        "pipeline.depth": depth, "training.batch": batch, "memory.budget": "110MiB", "checkpoint.every_batches": 1})
-    output = run.train().expect(0).output
+        "pipeline.depth": depth, "training.batch": batch, "checkpoint.every_batches": 1})
+    # What a process takes of a budget by itself differs by machine; what is beyond decides how large batches are.
+    output = run.train("--set", f"memory.budget={run.least_budget() + BEYOND_LEAST_MIB}MiB").expect(0).output
     adapted = int(re.search(r"batches in flight \(([\d,]+) examples each", output).group(1).replace(",", ""))
     assert batch % adapted != 0, "checkpoints are to fall amid working sets"
     harness.assert_same(reference, run.result(), f"with batches of {adapted} at depth {depth}")

@@ -252,7 +252,7 @@ def test_inspect_needs_no_log(terrace, finished, log, workspace):
     run.train().expect(0)
     moved.unlink()
     for arguments in (("--dense", "--json"), ("--dense", "--initial"), ("--key", key_of(log, 0), "--initial"), ("--digest",), ()):
-        assert terrace.text("inspect", run.path, *arguments) or arguments
+        assert terrace.text("inspect", run.path, *arguments), arguments
 
 
 @pytest.mark.parametrize("lost", ["dense/dense-", "/manifest-", "/rows-"])
@@ -754,7 +754,7 @@ def test_a_second_signal_ends_at_once(terrace, workspace, log):
     # Both are waiting when it goes on: two that are alike would become one.
     for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
         process.signal(number)
-    outcome = process.wait(20).expect(1)
+    outcome = process.wait().expect(1)
     assert "interrupted after a checkpoint" not in outcome.output, outcome.output
     assert "interrupted again: ended at once" in outcome.output, outcome.output
     assert run.verify()
@@ -768,12 +768,12 @@ def test_a_closed_terminal_is_a_stop_signal(terrace, workspace, log):
     finally:
         signal.signal(signal.SIGHUP, before)
     process.signal(signal.SIGHUP)
-    process.wait(20).expect(130)
+    process.wait().expect(130)
     assert run.checkpoints()
     process = run.start("--resume", "--set", f"training.max_examples={run.metrics()[-1]['examples'] + 5000}", prefix=["nohup"])
     run.wait_for_metrics(process, len(run.metrics()) + 1)
     process.signal(signal.SIGHUP)
-    process.wait(60).expect(0)
+    process.wait().expect(0)
 
 
 def in_shell(terrace, script):
@@ -837,13 +837,13 @@ def test_a_second_trainer_is_refused(terrace, workspace, log):
     # Readers work beside it.
     assert run.digest()
     process.signal(signal.SIGTERM)
-    process.wait(20).expect(130)
+    process.wait().expect(130)
 
 
 def test_accept_threads(terrace, workspace, log):
     run, process = long_run(terrace, workspace, log)
     process.signal(signal.SIGTERM)
-    process.wait(20).expect(130)
+    process.wait().expect(130)
     change = ("--set", "training.threads=1")
     outcome = run.train("--resume", *change).expect(2)
     assert "training.threads: the run has '2', the job now '1'" in outcome.output
@@ -851,7 +851,7 @@ def test_accept_threads(terrace, workspace, log):
     lines = len(run.metrics())
     run.wait_for_metrics(process, lines + 2)
     process.signal(signal.SIGTERM)
-    process.wait(20).expect(130)
+    process.wait().expect(130)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -173,13 +173,13 @@ TEST(StorePace, CompactionWaitsForAReadThatIsOnItsWay) {
   clock.Step(1);
   TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 100)));
   EXPECT_EQ(harness.store()->stats().compactions, 0u);
-  fs.before_reads = [&] {
+  fs.BeforeReads([&] {
     clock.Step(1);
     // It makes compaction due, which would take seconds of a clock that stands.
     TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 4000)));
     Sleep(50);
     EXPECT_EQ(harness.store()->stats().compactions, 0u);
-  };
+  });
   TERRACE_ASSERT_OK(harness.CheckRead(harness.KeysFrom(4000, 5000)));
   EXPECT_TRUE(Eventually([&] { return harness.store()->stats().compactions > 0; }));
   TERRACE_ASSERT_OK(harness.CheckAll());

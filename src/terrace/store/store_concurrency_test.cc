@@ -60,7 +60,7 @@ TEST_P(StoreHazard, RowCompactedWhileRead) {
   const std::uint64_t before = harness.store()->stats().compactions;
   // The reader knows places in files that are compacted away before it reads them.
   std::uint64_t used_while_read = 0;
-  fs.before_reads = [&] {
+  fs.BeforeReads([&] {
     // On a thread of its own: a reader takes none of the writers' locks.
     Thread compactor("compactor", ThreadPriority::kNormal, [&] {
       const Status status = harness.store()->CompactNow();
@@ -68,7 +68,7 @@ TEST_P(StoreHazard, RowCompactedWhileRead) {
     });
     compactor.Join();
     used_while_read = harness.quota()->used();
-  };
+  });
   TERRACE_ASSERT_OK(harness.CheckRead(harness.KeysFrom(0, 400)));
   EXPECT_GT(harness.store()->stats().compactions, before);
   TERRACE_ASSERT_OK(harness.CheckAll());
@@ -85,7 +85,7 @@ TEST(StoreHazardByKey, IndexGrownWhileRead) {
   TERRACE_ASSERT_OK(harness.Create());
   TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 300)));
   const std::uint64_t before = harness.store()->index_bytes();
-  fs.before_reads = [&] { TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(1000, 61000))); };
+  fs.BeforeReads([&] { TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(1000, 61000))); });
   TERRACE_ASSERT_OK(harness.CheckRead(harness.KeysFrom(0, 300)));
   EXPECT_GT(harness.store()->index_bytes(), before);
   TERRACE_ASSERT_OK(harness.CheckRead(harness.KeysFrom(0, 61000)));
@@ -154,7 +154,7 @@ TEST_P(StoreHazard, ReaderOfAnOldCheckpointWhileItIsDropped) {
   ASSERT_TRUE(reader.ok()) << reader.status().ToString();
   TERRACE_ASSERT_OK(harness.Write(harness.KeysFrom(0, 400)));
   TERRACE_ASSERT_OK(harness.Commit());
-  fs.before_reads = [&] { TERRACE_ASSERT_OK(harness.Drop(1)); };
+  fs.BeforeReads([&] { TERRACE_ASSERT_OK(harness.Drop(1)); });
   // It has its files open: it goes on to read what it opened.
   for (const auto& [key, row] : expected) {
     std::vector<std::byte> memory_of_row(row.size());

@@ -102,7 +102,7 @@ TEST(StoreQuota, AWriteAwaitsReadsThatHoldWhatItNeeds) {
   TERRACE_ASSERT_OK(harness.Write(Range(0, 60)));  // Four blocks.
   std::atomic<bool> written{false};
   Thread writer;
-  fs.before_reads = [&] {
+  fs.BeforeReads([&] {
     writer = Thread("writer", ThreadPriority::kNormal, [&] {
       for (int i = 0; i < 3; ++i) TERRACE_EXPECT_OK(harness.Write(Range(0, 60)));
       written = true;
@@ -110,7 +110,7 @@ TEST(StoreQuota, AWriteAwaitsReadsThatHoldWhatItNeeds) {
     // In a test that fails, it does not wait.
     const double end = Clock::Real()->MonotonicSeconds() + 0.2;
     while (!written && Clock::Real()->MonotonicSeconds() < end) sched_yield();
-  };
+  });
   const std::vector<Key> keys = Range(0, 60);
   std::vector<std::byte> bytes(keys.size() * options.row_bytes);
   std::vector<std::byte*> rows;
@@ -174,7 +174,7 @@ TEST(StoreQuota, RoomIsMadeOfWhatAWriteLooksAt) {
   std::atomic<bool> made{false};
   bool has_room = false;
   Thread other;
-  fs.before_reads = [&] {
+  fs.BeforeReads([&] {
     const std::uint64_t free = quota->limit() - quota->used();
     other = Thread("other", ThreadPriority::kNormal, [&, free] {
       TERRACE_EXPECT_OK(harness.store()->MakeRoom(free + 1));
@@ -184,7 +184,7 @@ TEST(StoreQuota, RoomIsMadeOfWhatAWriteLooksAt) {
     // In a test that fails, it does not wait.
     const double end = Clock::Real()->MonotonicSeconds() + 0.2;
     while (!made && Clock::Real()->MonotonicSeconds() < end) sched_yield();
-  };
+  });
   const std::vector<Key> keys = Range(350, 351);
   const std::vector<std::byte> row = TestRow(keys[0], 9, options.row_bytes);
   const std::vector<const std::byte*> rows = {row.data()};

@@ -16,7 +16,7 @@ Result<Job> SmallJob(const TemporaryFolder& folder) {
                               "data: {{format: synthetic, rows: 2000, cardinality: 1000}}\n"
                               "table: {{dim: 4}}\nnetwork: {{hidden: [4]}}\n"
                               "training: {{minibatch: 256, batch: 512}}\n"
-                              "memory: {{budget: 256MiB}}\n",
+                              "memory: {{budget: 2GiB}}\n",
                               folder.path().string()),
                   "j.yaml", {});
 }

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "terrace/base/mutex.h"
 #include "terrace/io/testing/forwarding_file_system.h"
 
 namespace terrace {
@@ -17,7 +18,12 @@ namespace terrace {
 class HookedFileSystem final : public ForwardingFileSystem {
  public:
   explicit HookedFileSystem(FileSystem* base) : ForwardingFileSystem(base) {}
-  std::function<void()> before_reads;
+  // Called once, by whichever thread reads next; it may set the next one. Any thread.
+  void BeforeReads(std::function<void()> hook) TERRACE_EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    before_reads_ = std::move(hook);
+  }
+  // Set before queues are made.
   std::function<void(std::span<const ReadRequest>)> after_reads;
   std::string disk;  // Instead of the base's.
   std::string queue_name = "hooked";
@@ -31,13 +37,17 @@ class HookedFileSystem final : public ForwardingFileSystem {
   }
 
  private:
+  std::function<void()> TakeHook() TERRACE_EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    return std::exchange(before_reads_, nullptr);
+  }
+
   class Queue final : public ReadQueue {
    public:
     Queue(HookedFileSystem* owner, std::unique_ptr<ReadQueue> base)
         : owner_(owner), base_(std::move(base)) {}
     void Start(std::span<ReadRequest> requests) override {
-      // Once: the hook may set the next one.
-      if (auto hook = std::exchange(owner_->before_reads, nullptr)) hook();
+      if (auto hook = owner_->TakeHook()) hook();
       groups_.push_back(requests);
       base_->Start(requests);
     }
@@ -54,6 +64,9 @@ class HookedFileSystem final : public ForwardingFileSystem {
     const std::unique_ptr<ReadQueue> base_;
     std::deque<std::span<ReadRequest>> groups_;
   };
+
+  Mutex mu_;
+  std::function<void()> before_reads_ TERRACE_GUARDED_BY(mu_);
 };
 
 }  // namespace terrace
