@@ -2,10 +2,12 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <numbers>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,6 +18,7 @@
 #include "terrace/base/ids.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/mutex.h"
+#include "terrace/base/portable_math.h"
 #include "terrace/base/rng.h"
 #include "terrace/base/status.h"
 #include "terrace/base/sync_point.h"
@@ -323,6 +326,31 @@ TEST(Status, ALimitIsNoFailureOfADisk) {
   EXPECT_EQ(ErrnoError(EMFILE, "opening", "/rows").code(), StatusCode::kOutOfRoom);
   EXPECT_EQ(ErrnoError(ENOSPC, "writing", "/ssd.quota").code(), StatusCode::kIo);
   EXPECT_EQ(OutOfRoomError("full").WithContext("writing").ToString(), "out of room: writing: full");
+}
+
+TEST(PortableMathTest, AgreesWithTheLibrary) {
+  Rng rng(3);
+  for (int i = 0; i < 200000; ++i) {
+    const double x = std::exp((rng.Unit() - 0.5) * 200);
+    ASSERT_NEAR(PortableLog(x), std::log(x), 4e-16 * std::max(1.0, std::abs(std::log(x)))) << x;
+    const double y = (rng.Unit() - 0.5) * 200;
+    ASSERT_NEAR(PortableExp(y) / std::exp(y), 1, 4e-15) << y;
+  }
+  EXPECT_EQ(PortableLog(1), 0);
+  EXPECT_EQ(PortableExp(0), 1);
+  EXPECT_NEAR(PortableExp(1e9), PortableExp(700), 0);
+  EXPECT_GT(PortableExp(-1e9), 0);
+  EXPECT_TRUE(std::isnan(PortableExp(std::nan(""))));
+  for (int i = 0; i <= 1000; ++i) {
+    const double share = i / 1000.0;
+    ASSERT_NEAR(PortableCosPi(share), std::cos(std::numbers::pi * share), 5e-16) << share;
+  }
+  for (const double beta : {0.9, 0.999, 1.0, 0.0}) {
+    for (const std::uint64_t steps : {0ULL, 1ULL, 2ULL, 77ULL, 100'000ULL, 1ULL << 40}) {
+      const double power = std::pow(beta, static_cast<double>(steps));
+      ASSERT_NEAR(IntegerPower(beta, steps), power, 1e-10 * power) << beta << " ^ " << steps;
+    }
+  }
 }
 
 }  // namespace

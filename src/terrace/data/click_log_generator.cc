@@ -9,8 +9,8 @@
 #include <fmt/format.h>
 
 #include "terrace/base/ids.h"
+#include "terrace/base/portable_math.h"
 #include "terrace/base/rng.h"
-#include "terrace/data/fast_math.h"
 
 namespace terrace {
 namespace {

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "terrace/base/rng.h"
-#include "terrace/data/fast_math.h"
 #include "terrace/data/testing/data_testing.h"
 #include "terrace/io/testing/memory_file_system.h"
 
@@ -20,20 +19,6 @@ namespace terrace {
 namespace {
 
 using ::testing::HasSubstr;
-
-TEST(FastMathTest, AgreesWithTheLibrary) {
-  Rng rng(3);
-  for (int i = 0; i < 200000; ++i) {
-    const double x = std::exp((rng.Unit() - 0.5) * 200);
-    ASSERT_NEAR(PortableLog(x), std::log(x), 4e-16 * std::max(1.0, std::abs(std::log(x)))) << x;
-    const double y = (rng.Unit() - 0.5) * 200;
-    ASSERT_NEAR(PortableExp(y) / std::exp(y), 1, 4e-15) << y;
-  }
-  EXPECT_EQ(PortableLog(1), 0);
-  EXPECT_EQ(PortableExp(0), 1);
-  EXPECT_NEAR(PortableExp(1e9), PortableExp(700), 0);
-  EXPECT_GT(PortableExp(-1e9), 0);
-}
 
 // The published algorithm, with the library's functions and nothing left out.
 std::uint64_t ReferenceZipf(double n, double e, std::uint64_t hash) {

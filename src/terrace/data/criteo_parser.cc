@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "terrace/base/ids.h"
+#include "terrace/base/portable_math.h"
 #include "terrace/base/rng.h"
-#include "terrace/data/fast_math.h"
 
 namespace terrace {
 namespace {

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "terrace/base/portable_math.h"
+
 namespace terrace {
 
 Result<DenseOptimizer> DenseOptimizer::Create(const DenseOptimizerSpec& spec) {
@@ -110,9 +112,8 @@ void DenseOptimizer::Apply(std::size_t count, float learning_rate, std::uint64_t
       }
       return;
     case Type::kAdam: {
-      const auto t = static_cast<double>(step);
-      const double correction1 = 1.0 - std::pow(static_cast<double>(spec_.beta1), t);
-      const double correction2 = 1.0 - std::pow(static_cast<double>(spec_.beta2), t);
+      const double correction1 = 1.0 - IntegerPower(static_cast<double>(spec_.beta1), step);
+      const double correction2 = 1.0 - IntegerPower(static_cast<double>(spec_.beta2), step);
       const auto size = static_cast<float>(learning_rate / correction1);
       const auto root = static_cast<float>(std::sqrt(correction2));
       for (std::size_t i = 0; i < count; ++i) {

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "terrace/base/portable_math.h"
+
 // The iterations of the next loop do not depend on each other, whatever its pointers might alias.
 #if defined(__clang__)
 #define TERRACE_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
@@ -156,7 +158,7 @@ void LogLossForward(std::size_t examples, ConstColumn logit, ConstColumn label, 
   for (std::size_t e = 0; e < examples; ++e) {
     const float x = logit[e];
     // The exponent is never positive, so nothing overflows.
-    const float t = std::exp(-std::fabs(x));
+    const auto t = static_cast<float>(PortableExp(-std::fabs(static_cast<double>(x))));
     probability[e] = (x >= 0.0f ? 1.0f : t) / (1.0f + t);
     const float positive = x < 0.0f ? 0.0f : x;
     loss[e] = weight[e] * (positive - x * label[e] + std::log1p(t));

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "terrace/base/check.h"
+#include "terrace/base/portable_math.h"
 #include "terrace/base/prefetch.h"
 
 namespace terrace {
@@ -116,17 +117,6 @@ void AccumulateStatistics(const MiniBatchRows& rows, const SparseGradients& grad
       delta->click += weight * gradients.label[e];
     }
   }
-}
-
-// beta^steps by squaring: no C library decides a trained bit.
-inline double IntegerPower(double beta, std::uint32_t steps) {
-  double power = 1.0;
-  while (steps != 0) {
-    if (steps & 1) power *= beta;
-    beta *= beta;
-    steps >>= 1;
-  }
-  return power;
 }
 
 // One segment of one step, and what its kernel reads ahead.

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <numbers>
 #include <set>
 
 #include <fmt/format.h>
 
 #include "terrace/base/memory.h"
+#include "terrace/base/portable_math.h"
 #include "terrace/base/units.h"
 #include "terrace/io/pipe.h"
 #include "terrace/store/read_cost.h"
@@ -486,8 +486,7 @@ float LearningRate::At(std::uint64_t step) const {
   if (after >= decay_steps) return static_cast<float>(final);
   const double share = static_cast<double>(after) / static_cast<double>(decay_steps);
   if (decay == Decay::kLinear) return static_cast<float>(base + (final - base) * share);
-  return static_cast<float>(final +
-                            (base - final) * 0.5 * (1 + std::cos(std::numbers::pi * share)));
+  return static_cast<float>(final + (base - final) * 0.5 * (1 + PortableCosPi(share)));
 }
 
 Result<Job> ParseJob(std::string_view yaml, const std::string& base_name,

@@ -1,6 +1,6 @@
-// Natural logarithm and exponential from additions, multiplications and one division, so that the
-// same input gives the same bits on every processor and C library, and loops over them vectorise.
-// What the reader feeds and the generator draws depends on nothing else.
+// Functions from additions, multiplications and one division, so that the same input gives the same
+// bits on every processor and C library, and loops over them vectorise. What the reader feeds, the
+// generator draws and a model learns depends on no others. Threads: pure functions.
 #pragma once
 
 #include <bit>
@@ -57,6 +57,35 @@ inline double PortableExp(double x) {
   p = p * r + 1.0;
   const std::uint64_t scale = (std::bit_cast<std::uint64_t>(rounded) + 1023) << 52;
   return p * std::bit_cast<double>(scale);
+}
+
+// cos(pi x) to about 2e-16. REQUIRES: x in [0, 1].
+inline double PortableCosPi(double x) {
+  // The sine of what is left to pi / 2, by its series.
+  const double y = 3.14159265358979323846 * (0.5 - x);
+  const double s = y * y;
+  double p = 1.0 / 51090942171709440000.0;
+  p = p * s - 1.0 / 121645100408832000.0;
+  p = p * s + 1.0 / 355687428096000.0;
+  p = p * s - 1.0 / 1307674368000.0;
+  p = p * s + 1.0 / 6227020800.0;
+  p = p * s - 1.0 / 39916800.0;
+  p = p * s + 1.0 / 362880.0;
+  p = p * s - 1.0 / 5040.0;
+  p = p * s + 1.0 / 120.0;
+  p = p * s - 1.0 / 6.0;
+  return y + y * (s * p);
+}
+
+// beta^steps by squaring.
+inline double IntegerPower(double beta, std::uint64_t steps) {
+  double power = 1.0;
+  while (steps != 0) {
+    if (steps & 1) power *= beta;
+    beta *= beta;
+    steps >>= 1;
+  }
+  return power;
 }
 
 inline double PortableSigmoid(double x) { return 1.0 / (1.0 + PortableExp(-x)); }
