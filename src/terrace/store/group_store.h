@@ -11,6 +11,7 @@
 #pragma once
 
 #include <atomic>
+#include <compare>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -96,6 +97,14 @@ class GroupStore final : public Store {
     std::vector<std::uint8_t> found;    // (blocks) Those that are there, in the buffer.
     const HugeBuffer* buffer;
   };
+  // How far looking for rows that may go has come.
+  struct SweepState {
+    std::uint64_t swept_points = 0;  // RowExpiry::points() of the last whole sweep.
+    std::uint64_t next = 0;    // The group that is next in the one that goes on; 0: none does.
+    std::uint64_t points = 0;  // Of the one that goes on.
+    static SweepState Last() { return {~std::uint64_t{0}, 0, 0}; }
+    auto operator<=>(const SweepState&) const = default;
+  };
   class Staged;  // A write whose blocks are staged.
   class BlockWriter;
 
@@ -159,8 +168,8 @@ class GroupStore final : public Store {
   bool SweepDue() TERRACE_REQUIRES(stage_mu_);
   // Where the block starts that a row with this hash is to be written to.
   std::uint64_t NewestStartOf(std::uint64_t hash) const TERRACE_REQUIRES(mu_);
-  // Gives back the space of blocks without rows, if nothing is staged.
-  Status EraseEmptyBlocks() TERRACE_REQUIRES(stage_mu_) TERRACE_EXCLUDES(mu_);
+  // Gives back the space of up to so many blocks without rows, if nothing is staged.
+  Status EraseEmptyBlocks(std::size_t most) TERRACE_REQUIRES(stage_mu_) TERRACE_EXCLUDES(mu_);
   // Calls `visit` for each hash under mu_, which it holds for some of them at a time.
   void ForBatches(std::span<const std::uint64_t> hashes,
                   const std::function<void(std::uint64_t)>& visit) TERRACE_EXCLUDES(mu_);
@@ -182,10 +191,7 @@ class GroupStore final : public Store {
   // One merges and writes while the other reads; only one where nothing is done in the background.
   std::unique_ptr<WorkerGroup> stage_workers_ TERRACE_GUARDED_BY(stage_mu_);
   HugeBuffer pending_buffer_ TERRACE_GUARDED_BY(stage_mu_);
-  // RowExpiry::points() of the last whole sweep, and of the one that goes on.
-  std::uint64_t swept_points_ TERRACE_GUARDED_BY(stage_mu_) = 0;
-  std::uint64_t sweep_points_ TERRACE_GUARDED_BY(stage_mu_) = 0;
-  std::uint64_t sweep_next_ TERRACE_GUARDED_BY(stage_mu_) = 0;  // A group; 0: none goes on.
+  SweepState sweep_ TERRACE_GUARDED_BY(stage_mu_);
 
   Mutex publish_mu_;
 
@@ -197,9 +203,9 @@ class GroupStore final : public Store {
   std::set<std::uint64_t> empty_blocks_ TERRACE_GUARDED_BY(mu_);  // Starts.
   Moment begun_ TERRACE_GUARDED_BY(mu_);
   Moment ended_ TERRACE_GUARDED_BY(mu_);
+  // Before the first sweep that went along with a write which was dropped since: it looked in vain.
+  SweepState sweep_lost_from_ TERRACE_GUARDED_BY(mu_) = SweepState::Last();
   bool warned_ TERRACE_GUARDED_BY(mu_) = false;
-
-  std::atomic<bool> sweep_again_{false};  // Blocks that a sweep wrote may be lost.
 
   // Relaxed atomics: counters for stats().
   std::atomic<std::uint64_t> rows_read_{0}, rows_written_{0}, rows_carried_{0}, rows_expired_{0};

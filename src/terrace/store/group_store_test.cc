@@ -454,6 +454,76 @@ TEST_F(GroupExpiry, WritesStagedBehindASweepAreMadeFromIt) {
   EXPECT_FALSE(AllKeys(store).contains(keys[0]));
 }
 
+// A write that finds no room is staged again and again: the sweep that went along with it goes back
+// to where that began, not to the first group.
+TEST_F(GroupExpiry, ASweepGoesOnThoughWritesAreDropped) {
+  std::vector<Key> keys = harness.KeysFrom(0, 3000);
+  std::sort(keys.begin(), keys.end(), [](Key a, Key b) { return MixKey(a) < MixKey(b); });
+  TERRACE_ASSERT_OK(WriteKeyed(store, keys, options.row_bytes));
+  expiry.gone.insert(keys.begin() + 1, keys.end());
+  const auto writes_of_a_sweep = [&](bool drops) {
+    expiry.Pass();
+    int writes = 0;
+    const std::uint64_t expired = store->stats().rows_expired;
+    while (store->stats().rows_expired - expired < keys.size() - 1 && writes < 1000) {
+      if (drops) {
+        std::vector<std::byte> row(options.row_bytes);
+        const std::byte* const at = row.data();
+        const auto dropped = store->Stage({keys.data(), 1}, {&at, 1}, {});
+        TERRACE_EXPECT_OK(dropped);
+      }
+      TERRACE_EXPECT_OK(WriteKeyed(store, {keys[0]}, options.row_bytes));
+      ++writes;
+    }
+    return writes;
+  };
+  const int alone = writes_of_a_sweep(/*drops=*/false);
+  EXPECT_GT(alone, 1);
+  const auto gone = std::exchange(expiry.gone, {});
+  TERRACE_ASSERT_OK(WriteKeyed(store, keys, options.row_bytes));
+  expiry.gone = gone;
+  EXPECT_LE(writes_of_a_sweep(/*drops=*/true), alone + 1);
+  EXPECT_EQ(AllKeys(store), std::set<Key>{keys[0]});
+}
+
+// To write that a block is empty takes space before it gives any: it waits for such as no
+// checkpoint needs.
+TEST_F(GroupExpiry, EmptyBlocksTakeNothingOfWhatStaysFree) {
+  DiskQuota* const quota = harness.quota();
+  std::vector<Key> keys = harness.KeysFrom(0, 3000);
+  std::sort(keys.begin(), keys.end(), [](Key a, Key b) { return MixKey(a) < MixKey(b); });
+  TERRACE_ASSERT_OK(WriteKeyed(store, keys, options.row_bytes));
+  const std::uint64_t of_all = store->stats().live_bytes;
+  // The sweep that goes along with one write leaves half of the blocks empty.
+  const std::vector<Key> stay(keys.begin(), keys.begin() + 1500);
+  expiry.gone.insert(keys.begin() + 1500, keys.end());
+  expiry.Pass();
+  TERRACE_ASSERT_OK(WriteKeyed(store, stay, options.row_bytes));
+  ASSERT_EQ(store->stats().live_rows, stay.size());
+  TERRACE_ASSERT_OK(store->Commit(1));  // Compaction frees nothing.
+  for (const bool open : {true, false}) {
+    // Room for one row, and for less than the empty blocks.
+    const std::uint64_t most = store->MostWriteBytes(1, 0, 1);
+    store->SetKeepFree(open ? most : 0);
+    if (open) store->OpenReserve();
+    const std::uint64_t others = quota->limit() - quota->used() - most;
+    TERRACE_ASSERT_OK(quota->Reserve(others, 0));
+    const std::uint64_t before = store->stats().write_bytes;
+    TERRACE_ASSERT_OK(WriteKeyed(store, {stay[0]}, options.row_bytes));
+    EXPECT_LE(store->stats().write_bytes - before, most);
+    quota->Release(others);
+  }
+  store->SetKeepFree(0);
+  TERRACE_ASSERT_OK(store->Drop(1));
+  for (int i = 0; i < 100; ++i) {
+    TERRACE_ASSERT_OK(WriteKeyed(store, {stay[0]}, options.row_bytes));
+  }
+  TERRACE_ASSERT_OK(store->Commit(2));
+  TERRACE_ASSERT_OK(store->CompactNow());
+  EXPECT_EQ(AllKeys(store), std::set<Key>(stay.begin(), stay.end()));
+  EXPECT_LE(store->stats().live_bytes, of_all * 6 / 10);
+}
+
 // What a write is worth is counted alike by either index; what it costs in bytes differs.
 TEST(GroupStore, BytesThatWereToBeWrittenAreThoseByKey) {
   for (const IndexKind index : {IndexKind::kKey, IndexKind::kGroup}) {

@@ -27,7 +27,8 @@ class GroupStore::Staged final : public StagedRows {
   std::vector<std::uint64_t> added;   // Those that are new, in order.
   std::int64_t rows_change = 0;
   std::uint64_t carried = 0, expired = 0;
-  bool broken = false;  // Guarded by the store's mutex.
+  SweepState swept_from = SweepState::Last();  // Where the sweep began that goes along.
+  bool broken = false;                         // Guarded by the store's mutex.
   bool published = false;
 
  private:
@@ -80,7 +81,11 @@ Result<std::unique_ptr<StagedRows>> GroupStore::Stage(std::span<const Key> keys,
   TERRACE_CHECK(!keys.empty() && keys.size() == rows.size());
   TERRACE_CHECK(stored.empty() || stored.size() == keys.size());
   MutexLock lock(&stage_mu_);
-  TERRACE_RETURN_IF_ERROR(EraseEmptyBlocks());
+  // It can wait, for room as well; what stays free for a checkpoint is not for it.
+  if (!inner_->reserve_is_open()) {
+    const Status erased = EraseEmptyBlocks(part_blocks_);
+    if (!erased.ok() && erased.code() != StatusCode::kOutOfRoom) return erased;
+  }
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<Staged> staged, StageRows(keys, rows));
   return std::unique_ptr<StagedRows>(std::move(staged));
 }
@@ -88,7 +93,7 @@ Result<std::unique_ptr<StagedRows>> GroupStore::Stage(std::span<const Key> keys,
 Status GroupStore::Erase(std::span<const Key> keys) {
   MutexLock lock(&stage_mu_);
   TERRACE_RETURN_IF_ERROR(inner_->Write({}, {}, {}));  // Whether it can be written to.
-  TERRACE_RETURN_IF_ERROR(EraseEmptyBlocks());
+  TERRACE_RETURN_IF_ERROR(EraseEmptyBlocks(~std::size_t{0}));
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<Staged> staged, StageRows(keys, {}));
   return Publish(std::move(staged));
 }
@@ -223,16 +228,17 @@ Status GroupStore::MergePart(const WritePart& part, std::span<const SortedKey> o
 }
 
 bool GroupStore::SweepDue() {
-  if (sweep_again_.exchange(false)) {
-    sweep_next_ = 0;
-    swept_points_ = 0;
+  {
+    MutexLock state(&mu_);
+    sweep_ = std::min(sweep_, std::exchange(sweep_lost_from_, SweepState::Last()));
   }
   return options_.expiry != nullptr &&
-         (sweep_next_ > 0 || options_.expiry->points() > swept_points_);
+         (sweep_.next > 0 || options_.expiry->points() > sweep_.swept_points);
 }
 
 Status GroupStore::Sweep(std::size_t blocks, BlockWriter* out) {
-  if (sweep_next_ == 0) sweep_points_ = options_.expiry->points();
+  out->staged()->swept_from = sweep_;
+  if (sweep_.next == 0) sweep_.points = options_.expiry->points();
   // Those that this write has made anew are swept.
   const std::vector<std::uint64_t> swept = out->staged()->blocks;
   std::vector<BlockKeys> found;  // Of the groups that are looked at.
@@ -240,18 +246,18 @@ Status GroupStore::Sweep(std::size_t blocks, BlockWriter* out) {
   while (found.size() < blocks && !ended) {
     MutexLock state(&mu_);
     for (std::size_t n = 0; n < kIndexBatch && found.size() < blocks && !ended; ++n) {
-      for (const std::uint64_t start : directory_.StartsOf(sweep_next_)) {
+      for (const std::uint64_t start : directory_.StartsOf(sweep_.next)) {
         if (std::binary_search(swept.begin(), swept.end(), start)) continue;
         found.push_back({start, 0, 0, false});
       }
-      ended = ++sweep_next_ == directory_.groups();
+      ended = ++sweep_.next == directory_.groups();
     }
   }
   out->Expect(std::min<std::uint64_t>(found.size(), inner_->rows()));
   TERRACE_RETURN_IF_ERROR(WriteBlocks(found, {}, {}, out));
   if (ended) {
-    sweep_next_ = 0;
-    swept_points_ = sweep_points_;
+    sweep_.next = 0;
+    sweep_.swept_points = sweep_.points;
   }
   std::vector<std::uint64_t>& all = out->staged()->blocks;
   std::sort(all.begin(), all.end());
@@ -385,9 +391,9 @@ void GroupStore::WarnWhenFull() {
 
 void GroupStore::Forget(Staged* staged) {
   if (staged->published) return;
-  sweep_again_.store(true);  // It may have been of a sweep.
   MutexLock publish(&publish_mu_);
   MutexLock state(&mu_);
+  sweep_lost_from_ = std::min(sweep_lost_from_, staged->swept_from);
   const auto at = std::find(pending_.begin(), pending_.end(), staged);
   if (at == pending_.end()) return;
   for (auto behind = at + 1; behind != pending_.end(); ++behind) (*behind)->broken = true;
@@ -395,16 +401,20 @@ void GroupStore::Forget(Staged* staged) {
   ++dropped_;
 }
 
-Status GroupStore::EraseEmptyBlocks() {
+Status GroupStore::EraseEmptyBlocks(std::size_t most) {
   std::vector<Key> keys;
   {
     MutexLock state(&mu_);
     if (!pending_.empty() || empty_blocks_.empty()) return OkStatus();
-    for (const std::uint64_t start : empty_blocks_) keys.push_back(UnmixKey(start));
+    for (const std::uint64_t start : empty_blocks_) {
+      if (keys.size() == most) break;
+      keys.push_back(UnmixKey(start));
+    }
   }
   TERRACE_RETURN_IF_ERROR(inner_->Erase(keys));
+  // As they were: what is published was pending.
   MutexLock state(&mu_);
-  empty_blocks_.clear();
+  for (const Key key : keys) empty_blocks_.erase(MixKey(key));
   return OkStatus();
 }
 
@@ -420,7 +430,7 @@ Status GroupStore::CompactNow() {
       TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<Staged> swept, StageRows({}, {}));
       TERRACE_RETURN_IF_ERROR(Publish(std::move(swept)));
     }
-    TERRACE_RETURN_IF_ERROR(EraseEmptyBlocks());
+    TERRACE_RETURN_IF_ERROR(EraseEmptyBlocks(~std::size_t{0}));
   }
   return inner_->CompactNow();
 }

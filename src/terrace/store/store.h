@@ -8,6 +8,7 @@
 // DiskQuota and Clock, which must outlive it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -59,8 +60,12 @@ class DiskQuota {
   // kOutOfRoom says what was asked, used and allowed, and names ssd.quota. `keep_free`: bytes that
   // must stay free after it (the last checkpoint and one compaction output).
   Status Reserve(std::uint64_t bytes, std::uint64_t keep_free) TERRACE_EXCLUDES(mu_);
-  // Whether so many bytes are free, after reclaimers gave what they can if need be.
-  bool HasFree(std::uint64_t bytes) { return Reserve(0, bytes).ok(); }
+  // Whether so many bytes are free, or would be once reclaimers gave what they could do without:
+  // nobody gives anything for the question.
+  bool HasFree(std::uint64_t bytes) const {
+    const std::uint64_t spare = spare_bytes();
+    return bytes <= limit_ - (used() - std::min(used(), spare));
+  }
   void Release(std::uint64_t bytes);
   std::uint64_t used() const {
     return used_.load(std::memory_order_relaxed);
@@ -101,6 +106,12 @@ class DiskQuota {
     std::uint64_t apart = 0;  // Of files that no rewrite frees, or that go without a further one.
     std::uint64_t stale = 0;  // Of records that a rewrite leaves out.
   };
+  // Of the bytes that are used, those that reclaimers would give; fewer than none are none any
+  // more.
+  void ChangeSpare(std::int64_t bytes) {
+    spare_.fetch_add(static_cast<std::uint64_t>(bytes), std::memory_order_relaxed);
+  }
+  std::uint64_t spare_bytes() const { return spare_.load(std::memory_order_relaxed); }
   void ChangeCompactable(const Compactable& before, const Compactable& now) {
     apart_.fetch_add(now.apart - before.apart, std::memory_order_relaxed);
     stale_.fetch_add(now.stale - before.stale, std::memory_order_relaxed);
@@ -118,7 +129,7 @@ class DiskQuota {
   std::atomic<std::uint64_t> files_{0};
   std::atomic<std::uint64_t> used_{0};
   std::atomic<std::uint64_t> peak_{0};
-  std::atomic<std::uint64_t> apart_{0}, stale_{0};
+  std::atomic<std::uint64_t> apart_{0}, stale_{0}, spare_{0};
   Mutex mu_;  // Before those of the reclaimers.
   std::vector<Reclaimer*> reclaimers_ TERRACE_GUARDED_BY(mu_);
   Mutex rewrite_mu_;  // After mu_.

@@ -251,13 +251,15 @@ Status StoreImpl::CompactRound(Compactor* compactor, RoundFor whom, bool* more) 
   Status status;
   if (reserved) status = Rewrite(compactor, &round);
   const bool done = reserved && status.ok();
+  // Before another round finds its files.
+  if (!status.ok() && status.code() != StatusCode::kAborted) {
+    status = Poison(status.WithContext(fmt::format("compacting {}", options_.directory)));
+  }
   ReleaseFiles(&round);
   if (done) {
     SyncPoint::Hit("store.compact.before_remove");
     compactions_.fetch_add(1, std::memory_order_relaxed);
     status = RemoveGone();
-  } else if (!status.ok() && status.code() != StatusCode::kAborted) {
-    status = Poison(status.WithContext(fmt::format("compacting {}", options_.directory)));
   }
   if (round.has_rewrite_room) quota_->GiveRewriteRoom();
   if (reserved) {

@@ -319,5 +319,42 @@ TEST(StoreCompaction, DeletionsThatAreStillNeededAreNotCompactedWithoutEnd) {
   }
 }
 
+// Which deletions an older version needs is looked up in the keys of most files, and so not each
+// time that one of them is copied.
+TEST(StoreCompaction, DeletionsAreCopiedUnseenUntilFilesHaveGone) {
+  constexpr std::uint64_t kFiles = 60, kRows = 400;
+  const auto read_by_a_merge = [](bool erases) {
+    MemoryFileSystem fs;
+    StoreOptions options = Options(CompactionPolicy::kGain, 0.5);
+    options.file_bytes = kRows * options.row_bytes;
+    StoreHarness harness(&fs, 1 << 30, options);
+    harness.key_range = (kFiles + 1) * kRows;
+    TERRACE_EXPECT_OK(harness.Create());
+    std::vector<Key> one_of_each;
+    for (std::uint64_t i = 0; i < kFiles; ++i) {
+      TERRACE_EXPECT_OK(harness.Write(harness.KeysFrom(i * kRows, (i + 1) * kRows)));
+      one_of_each.push_back(harness.KeyAt(i * kRows));
+    }
+    TERRACE_EXPECT_OK(harness.Write(one_of_each));
+    const StoreStats before = harness.store()->stats();
+    // Small files, until they are merged.
+    for (std::uint64_t i = 0; harness.store()->stats().compactions == before.compactions; ++i) {
+      EXPECT_LT(i, 40u);
+      if (i >= 40) break;
+      const std::vector<Key> keys = harness.KeysFrom(kFiles * kRows + i, kFiles * kRows + i + 1);
+      TERRACE_EXPECT_OK(i == 3 && erases ? harness.Erase(harness.KeysFrom(1, 2))
+                                         : harness.Write(keys));
+    }
+    const std::uint64_t read = harness.store()->stats().read_bytes - before.read_bytes;
+    TERRACE_EXPECT_OK(harness.CheckAll());
+    TERRACE_EXPECT_OK(harness.Commit());
+    // What is deleted stays so.
+    TERRACE_EXPECT_OK(harness.Reopen(1));
+    TERRACE_EXPECT_OK(harness.CheckAll());
+    return read;
+  };
+  EXPECT_LE(read_by_a_merge(true), read_by_a_merge(false) + kFiles / 2 * 4096);
+}
+
 }  // namespace
 }  // namespace terrace

@@ -167,7 +167,7 @@ bool StoreImpl::KeepSpare(const StoredFile& file) {
   if (!info.ok() || info->links != 1) return false;
   MutexLock lock(&mu_);
   if (spares_.size() >= options_.spare_files) return false;
-  spares_.push_back({file.path, file.info.bytes});
+  PushSpare({file.path, file.info.bytes});
   return true;
 }
 
@@ -183,7 +183,13 @@ std::optional<StoreImpl::Spare> StoreImpl::TakeSpare(std::uint64_t bytes) {
   const auto best = std::min_element(spares_.begin(), spares_.end(), better);
   Spare spare = std::move(*best);
   spares_.erase(best);
+  quota_->ChangeSpare(-static_cast<std::int64_t>(spare.bytes));
   return spare;
+}
+
+void StoreImpl::PushSpare(Spare spare) {
+  quota_->ChangeSpare(static_cast<std::int64_t>(spare.bytes));
+  spares_.push_back(std::move(spare));
 }
 
 void StoreImpl::RemoveSpares() {
@@ -192,15 +198,15 @@ void StoreImpl::RemoveSpares() {
     MutexLock lock(&mu_);
     spares.swap(spares_);
   }
-  for (Spare& spare : spares) {
+  for (const Spare& spare : spares) {
+    quota_->ChangeSpare(-static_cast<std::int64_t>(spare.bytes));
     const Status status = fs_->Remove(spare.path);
     if (status.ok() || status.code() == StatusCode::kNotFound) {
       GiveSpace(spare.bytes);
-      continue;
+    } else {
+      // It stays in the quota and is removed by the next open.
+      LogText(LogLevel::kWarning, status.ToString());
     }
-    LogText(LogLevel::kWarning, status.ToString());
-    MutexLock lock(&mu_);
-    spares_.push_back(std::move(spare));  // On the disk and in the quota.
   }
   MutexLock lock(&mu_);
   TellCompactable();
@@ -214,7 +220,7 @@ Result<std::unique_ptr<File>> StoreImpl::OpenNew(std::uint64_t id, std::uint64_t
   }
   if (Status status = fs_->Rename(spare->path, path); !status.ok()) {
     MutexLock lock(&mu_);
-    spares_.push_back(*std::move(spare));
+    PushSpare(*std::move(spare));
     return status;
   }
   SyncPoint::Hit("store.reuse.before_write");

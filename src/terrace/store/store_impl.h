@@ -106,6 +106,11 @@ class StoreImpl final : public Store {
     writes_keep_free_.store(0, std::memory_order_relaxed);
     writes_keep_files_.store(0, std::memory_order_relaxed);
   }
+  // What stays free is being taken: the last checkpoint is on its way.
+  bool reserve_is_open() const {
+    return writes_keep_free_.load(std::memory_order_relaxed) <
+           keep_free_.load(std::memory_order_relaxed);
+  }
   Status MakeRoom(std::uint64_t bytes) override;
   Status MergeFiles(std::uint64_t files) override;
   void SetHolder(RowHolder* holder) override;
@@ -191,6 +196,7 @@ class StoreImpl final : public Store {
     std::string path;
     std::uint64_t bytes;
   };
+  void PushSpare(Spare spare) TERRACE_REQUIRES(mu_);
   // False: it has to be removed.
   bool KeepSpare(const StoredFile& file) TERRACE_EXCLUDES(mu_);
   // The one that suits a file of so many bytes best.
@@ -504,6 +510,10 @@ struct StoreImpl::Compaction {
   bool has_rewrite_room = false;  // Of the quota.
   bool alone = true;              // No other round was going on at its beginning,
   std::uint64_t room_made = 0;    // when room had been made so often.
+  // To look for older versions costs the keys of most files: not before it is due (StoredFile),
+  // until when all deletions stay.
+  bool keeps_deletions = false;
+  std::uint64_t deletions_due = ~std::uint64_t{0};  // Of those that stay.
   // Hashes of the newest deletions among the inputs of which an older version is in some other
   // file, sorted; the other deletions end here.
   std::vector<std::uint64_t> needed_deletions;

@@ -209,18 +209,27 @@ const FileScrub* FindScrub(std::span<const FileScrub* const> damaged, std::uint6
   return nullptr;
 }
 
-// Writes files of at most so many rows, one after another.
+// No file gets longer than those that are there: by the longest one the store's places are divided
+// into files and rows.
+std::uint64_t MostFileRows(const Manifest& manifest) {
+  std::uint64_t most = 1;
+  for (const Manifest::File& file : manifest.files) most = std::max(most, file.rows);
+  return most;
+}
+
+// Writes files of at most `most_rows`, one after another.
 class FileRewriter {
  public:
   FileRewriter(FileSystem* fs, const ScrubOptions& options, std::uint64_t first_id,
-               ScrubBuffers* buffers)
+               std::uint64_t most_rows, ScrubBuffers* buffers)
       : fs_(fs),
         options_(options),
+        most_rows_(most_rows),
         next_id_(first_id),
         ring_(buffers->records(), kBlockBytes, /*queue=*/nullptr) {}
 
   Status Add(Key key, std::uint64_t version, std::span<const std::byte> payload) {
-    if (writer_ != nullptr && writer_->rows() == kMaxRowsPerFile) TERRACE_RETURN_IF_ERROR(End());
+    if (writer_ != nullptr && writer_->rows() == most_rows_) TERRACE_RETURN_IF_ERROR(End());
     if (writer_ == nullptr) {
       const std::string path = JoinPath(options_.directory, ParameterFileName(next_id_));
       TERRACE_ASSIGN_OR_RETURN(
@@ -247,6 +256,7 @@ class FileRewriter {
  private:
   FileSystem* const fs_;
   const ScrubOptions& options_;
+  const std::uint64_t most_rows_;
   std::uint64_t next_id_;
   WriteRing ring_;
   KeyEntries keys_;
@@ -372,7 +382,7 @@ std::uint64_t RewriteBytes(const ScrubOptions& options, const Manifest& manifest
   for (const Manifest::File& file : losses.older_files) bytes += file.bytes;
   if (losses.leaves_no_older) return bytes;
   for (std::uint64_t left = losses.outdated.size(); left > 0;) {
-    const std::uint64_t rows = std::min(left, kMaxRowsPerFile);
+    const std::uint64_t rows = std::min(left, MostFileRows(manifest));
     bytes += options.layout.FileBytes(rows);
     left -= rows;
   }
@@ -392,7 +402,7 @@ Result<ManifestReference> RewriteStore(FileSystem* fs, const ScrubOptions& optio
     TERRACE_ASSIGN_OR_RETURN(const std::uint64_t first_id,
                              NextFileId(fs, options.directory, manifest.next_file_id));
     SyncPoint::Hit("repair.before_rows");
-    FileRewriter out(fs, options, first_id, &writing);
+    FileRewriter out(fs, options, first_id, MostFileRows(manifest), &writing);
     std::set<std::uint64_t> rewritten;
     for (const FileScrub* scrub : damaged) {
       TERRACE_RETURN_IF_ERROR(CopyWhole(fs, options, *scrub, losses, &walking, &out));

@@ -199,6 +199,15 @@ void RepairOnce(std::uint64_t seed, std::uint64_t most_damaged) {
   if (rows_expire) {
     ASSERT_NO_FATAL_FAILURE(ExpectNoRecordsOf(&fs, options, *repaired, *losses));
   }
+  Scrubbed mended;
+  ASSERT_NO_FATAL_FAILURE(Scrub(&fs, harness, *repaired, &mended));
+  const auto longest = [](const Manifest& manifest) {
+    std::uint64_t rows = 0;
+    for (const Manifest::File& file : manifest.files) rows = std::max(rows, file.rows);
+    return rows;
+  };
+  // Or the store would have places for fewer files than before.
+  EXPECT_LE(longest(mended.manifest), longest(scrubbed.manifest));
 
   DiskQuota quota(kQuota);
   auto store =

@@ -40,16 +40,18 @@ Status StoreImpl::Rewrite(Compactor* compactor, Compaction* round) {
 }
 
 Status StoreImpl::FindNeededDeletions(Compactor* compactor, Compaction* round) {
-  std::uint64_t deletions = 0;
   std::uint64_t newest = 0;
   std::vector<FilePtr> others;
   {
     MutexLock lock(&mu_);
+    round->keeps_deletions = true;
     for (const FilePtr& file : round->inputs) {
-      deletions += file->live_deletions;
       if (file->info.deletions > 0) newest = std::max(newest, file->info.max_sequence);
+      if (file->live_deletions == 0) continue;
+      round->deletions_due = std::min(round->deletions_due, file->deletions_due);
+      if (files_gone_ >= file->deletions_due) round->keeps_deletions = false;
     }
-    if (deletions == 0) return OkStatus();
+    if (round->keeps_deletions) return OkStatus();
     // An older version of a deleted key is a stale record.
     for (const FilePtr& file : LiveFiles()) {
       if (file->stale == 0 || file->info.min_sequence >= newest) continue;
@@ -187,8 +189,9 @@ Status StoreImpl::JudgeRecords(const StoredFile& file, const SectionCursor& curs
     const Place here = MakePlace(file.slot, begin + i);
     bool newest = round->places[i] == here;
     if (round->deletion_places[i] == here) {
-      newest = std::binary_search(round->needed_deletions.begin(), round->needed_deletions.end(),
-                                  hashes[i]);
+      newest =
+          round->keeps_deletions || std::binary_search(round->needed_deletions.begin(),
+                                                       round->needed_deletions.end(), hashes[i]);
       if (!newest) {
         round->dropped_deletions.push_back(hashes[i]);
         round->dropped_places.push_back(here);
@@ -258,6 +261,7 @@ void StoreImpl::PublishOutput(const Compactor& compactor, Compaction* round,
     }
     // Until a record of it turns out to be overtaken.
     output->live_deletions = output->info.deletions;
+    if (round->keeps_deletions) output->deletions_due = round->deletions_due;
     --reserved_slots_;
   }
   --round->files;

@@ -152,9 +152,13 @@ TEST(SpareFiles, GoWhenTheirRoomIsNeeded) {
   // For something else than this store.
   const std::uint64_t free = quota->limit() - quota->used();
   TERRACE_ASSERT_OK(quota->Reserve(free, 0));
+  // To ask takes none.
+  EXPECT_TRUE(quota->HasFree(spare));
+  EXPECT_FALSE(quota->HasFree(spare + 1));
   EXPECT_EQ(harness.store()->stats().spare_bytes, spare);
   TERRACE_ASSERT_OK(quota->Reserve(spare, 0));
   EXPECT_EQ(harness.store()->stats().spare_bytes, 0u);
+  EXPECT_FALSE(quota->HasFree(1));
   EXPECT_FALSE(quota->Reserve(1, 0).ok());
   EXPECT_EQ(quota->peak(), quota->limit());
   quota->Release(free + spare);

@@ -586,7 +586,10 @@ void StoreImpl::PublishDeletions(std::span<const SortedKey> chunk, std::span<con
   for (std::size_t i = 0; i < chunk.size(); ++i) hashes[i] = chunk[i].hash;
   deletions_->Insert({hashes, chunk.size()}, places.data());
   index_->Erase({hashes, chunk.size()}, previous);
-  for (std::size_t i = 0; i < chunk.size(); ++i) AddStale(previous[i], /*was_deletion=*/false);
+  for (std::size_t i = 0; i < chunk.size(); ++i) {
+    TERRACE_CHECK(previous[i] != kNoPlace);
+    AddStale(previous[i], /*was_deletion=*/false);
+  }
 }
 
 Status StoreImpl::ReadStaged(const StagedRows& staged, std::span<const std::uint64_t> hashes,
