@@ -233,6 +233,12 @@ void MultiplyOwnLines(const LineGroup& group, const float* panel, bool write, fl
   }
 }
 
+// Of working memory.
+std::size_t MultiplyFloats(std::size_t inputs) { return (inputs + kChunk) * kPanel; }
+std::size_t DifferentiateFloats(std::size_t width, std::size_t stride, std::size_t group_width) {
+  return kTile * kPanel + kChunk * stride + width * AlignUp(group_width, kPanel);
+}
+
 void Clear(std::size_t lines, float* y, std::size_t stride) {
   for (std::size_t l = 0; l < lines; ++l) std::fill_n(y + l * stride, kPanel, 0.0f);
 }
@@ -243,10 +249,15 @@ const std::size_t kProductColumns = kPanel;
 
 std::size_t ProductStride(std::size_t width) { return AlignUp(width, kPanel) + kLanes; }
 
+std::size_t LineThreadBytes(std::size_t inputs, std::size_t width, std::size_t widest_group) {
+  return sizeof(float) * std::max(MultiplyFloats(inputs),
+                                  DifferentiateFloats(width, ProductStride(width), widest_group));
+}
+
 void MultiplyLines(std::span<const LineGroup> groups, const float* weight, std::size_t inputs,
                    std::size_t width, std::size_t first_column, std::size_t examples, float* y,
                    std::size_t stride) {
-  float* const panel = ThreadFloats((inputs + kChunk) * kPanel);
+  float* const panel = ThreadFloats(MultiplyFloats(inputs));
   float* const products = panel + inputs * kPanel;
   const std::size_t columns = std::min(kPanel, width - first_column);
   for (std::size_t k = 0; k < inputs; ++k) {
@@ -276,7 +287,7 @@ void DifferentiateLines(const LineGroup& group, const float* weight, std::size_t
                         const float* dy, std::size_t stride, float* d_weight) {
   const bool summed = group.begin != nullptr;
   const std::size_t ldt = AlignUp(group.width, kPanel);
-  float* const tile = ThreadFloats(kTile * kPanel + kChunk * stride + width * ldt);
+  float* const tile = ThreadFloats(DifferentiateFloats(width, stride, group.width));
   float* const chunk_sums = tile + kTile * kPanel;
   float* const transposed = chunk_sums + kChunk * stride;
   weight += group.first_input * width;

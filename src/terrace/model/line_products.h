@@ -49,4 +49,8 @@ void MultiplyLines(std::span<const LineGroup> groups, const float* weight, std::
 void DifferentiateLines(const LineGroup& group, const float* weight, std::size_t width,
                         const float* dy, std::size_t stride, float* d_weight);
 
+// Of the working memory that a thread keeps once it has made either for such a layer, whose widest
+// group is so wide.
+std::size_t LineThreadBytes(std::size_t inputs, std::size_t width, std::size_t widest_group);
+
 }  // namespace terrace

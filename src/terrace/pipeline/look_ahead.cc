@@ -24,6 +24,7 @@ void LookAhead::Stop() {
   }
   changed_.NotifyAll();
   if (thread_.joinable()) thread_.Join();
+  begun_.store(false, std::memory_order_release);
 }
 
 void LookAhead::Begin(const DataCursor& from) {
@@ -31,6 +32,7 @@ void LookAhead::Begin(const DataCursor& from) {
   planned_.store(from.examples, std::memory_order_relaxed);
   seen_.store(from.examples, std::memory_order_relaxed);
   thread_ = Thread("look-ahead", ThreadPriority::kYielding, [this, from] { Loop(from); });
+  begun_.store(true, std::memory_order_release);
 }
 
 void LookAhead::SetPlanned(const DataCursor& cursor) {

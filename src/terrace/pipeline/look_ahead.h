@@ -29,7 +29,8 @@ class LookAhead {
   static bool Fills(std::uint64_t used, std::uint64_t capacity) { return used >= capacity / 4 * 3; }
   // Examples from `from` on have not got their rows. REQUIRES: has not begun.
   void Begin(const DataCursor& from);
-  bool begun() const { return thread_.joinable(); }
+  // And has not been stopped. Any thread.
+  bool begun() const { return begun_.load(std::memory_order_acquire); }
   // Examples before `cursor` have got their rows. REQUIRES: has begun.
   void SetPlanned(const DataCursor& cursor) TERRACE_EXCLUDES(mu_);
 
@@ -55,6 +56,7 @@ class LookAhead {
   CondVar changed_;
   ExampleSource* source_ TERRACE_GUARDED_BY(mu_) = nullptr;  // While it is read.
   bool stop_ TERRACE_GUARDED_BY(mu_) = false;
+  std::atomic<bool> begun_{false};
   // Relaxed: gauges, and how far stage 2 is.
   std::atomic<std::uint64_t> planned_{0};
   std::atomic<std::uint64_t> seen_{0};

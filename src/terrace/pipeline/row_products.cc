@@ -292,6 +292,12 @@ void RowProducts::CopyOccurrences(const TableWork& work, std::uint32_t m, int in
   lines->value = values ? value : nullptr;
 }
 
+std::size_t RowProducts::thread_bytes() const {
+  std::size_t widest = 0;
+  for (const LineGroup& group : line_groups_) widest = std::max(widest, group.width);
+  return LineThreadBytes(inputs_.width(), layer_.width, widest);
+}
+
 void RowProducts::Multiply(int panel) {
   MultiplyLines(line_groups_, layer_.weight, inputs_.width(), layer_.width,
                 static_cast<std::size_t>(panel) * kProductColumns, examples_, products_,

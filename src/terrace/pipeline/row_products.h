@@ -63,6 +63,8 @@ class RowProducts {
   // Writes the group's part of the layer's gradient.
   void Differentiate(int group);
   void AddShared();
+  // What each thread takes with the first of these that it does, and keeps.
+  std::size_t thread_bytes() const;
 
   // (FirstLayer::width) of an example of the mini-batch: its product, then the gradient of it.
   float* product(std::uint32_t example) const { return products_ + example * product_stride_; }
@@ -72,9 +74,11 @@ class RowProducts {
   const std::uint32_t* sum_at(std::size_t table) const {
     return sums_of_.at + sums_of_.first_row[table];
   }
-  // The largest magnitude among the sums, as bits (LargestBits).
+  // After Differentiate: the largest magnitude among the sums of each slot's rows, as bits
+  // (LargestBits).
   std::uint32_t largest_sum() const;
-  // An example of the mini-batch that holds a row whose sum has that magnitude.
+  // An example of the mini-batch that holds a row whose sum has that magnitude. REQUIRES: after
+  // Differentiate and before AddShared.
   std::uint32_t ExampleOfLargestSum() const;
 
  private:

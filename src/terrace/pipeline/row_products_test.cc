@@ -316,8 +316,12 @@ TEST_F(RowProductsTest, NeedALayerThatThreadsCanShare) {
             nullptr);
 }
 
-TEST_F(RowProductsTest, AGradientBeyondTheLimitNamesAnExampleThatHoldsItsRow) {
-  Make(Case(0));
+// Rows that one slot has, and such that two have.
+class GradientBeyondTheLimit : public RowProductsTest, public testing::WithParamInterface<int> {};
+INSTANTIATE_TEST_SUITE_P(Cases, GradientBeyondTheLimit, testing::Values(0, 1));
+
+TEST_P(GradientBeyondTheLimit, NamesAnExampleThatHoldsItsRow) {
+  Make(Case(GetParam()));
   const std::unique_ptr<Network> network = MakeNetwork();
   // Small embeddings and large weights: the logits are fine, what an embedding would learn is not.
   DenseState state = network->Save();

@@ -188,6 +188,12 @@ Status StepExecutor::WarmUp() {
   return FirstError();
 }
 
+std::size_t StepExecutor::later_bytes() const {
+  return products_ == nullptr
+             ? 0
+             : static_cast<std::size_t>(workers_->size()) * products_->thread_bytes();
+}
+
 void StepExecutor::Prepare(const WorkItem& item, std::uint32_t m) {
   const std::uint32_t begin = item.MinibatchBegin(m);
   const std::uint32_t examples = item.MinibatchEnd(m) - begin;
@@ -219,7 +225,6 @@ void StepExecutor::MultiplyRows(const WorkItem& item, std::uint32_t m) {
 void StepExecutor::DifferentiateRows() {
   if (!by_rows_) return;
   workers_->Run(products_->groups(), [&](int group) { products_->Differentiate(group); });
-  products_->AddShared();
 }
 
 Status StepExecutor::RunSlice(const WorkItem& item, std::uint32_t m, bool train, Slice* slice) {
@@ -358,6 +363,7 @@ Result<std::span<const SlicePrediction>> StepExecutor::Train(
         by_rows_ && !WithinLimit(products_->largest_sum()) ? products_->ExampleOfLargestSum()
                                                            : kNoExample);
   }
+  if (by_rows_) products_->AddShared();
   const int parts = slices();
   workers_->Run(slices(), [&](int part) { network_->ReduceGradients(contexts_, part, parts); });
   // Of the norm, which no element is beyond. A NaN is not within it either.

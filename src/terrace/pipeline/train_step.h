@@ -71,6 +71,9 @@ class StepExecutor {
   // Runs forward and backward on zeros in every context, so that all memory they will use is in
   // use. Changes nothing.
   Status WarmUp();
+  // What the threads take, all together, with the first mini-batch whose first layer goes by
+  // distinct rows, and keep.
+  std::size_t later_bytes() const;
 
  private:
   struct Slice;

@@ -85,7 +85,8 @@ Status LoadedRun::OpenModel() {
 }
 
 Status LoadedRun::OpenRows(FileSystem* fs) {
-  const MemoryPlanInput input = MakeMemoryPlanInput(job_, *plan_, source_->MemoryBytes());
+  MemoryPlanInput input = MakeMemoryPlanInput(job_, *plan_, source_->MemoryBytes());
+  input.resident_bytes += model_.executor->later_bytes();
   Result<MemoryPlan> memory = PlanMemory(input);
   if (!memory.ok()) {
     return InvalidArgumentError(memory.status().message() +

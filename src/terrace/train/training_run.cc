@@ -228,12 +228,13 @@ Status TrainingRun::ReserveForLastCheckpoint() {
   Status short_of;
   if (!quota_->HasFree(needed)) {
     // For the next checkpoint as much again as for this one.
-    const std::uint64_t enough = quota_->used() + 2 * needed;
+    const std::uint64_t used = quota_->used() - quota_->spare_bytes();
+    const std::uint64_t enough = used + 2 * needed;
     short_of = OutOfRoomError(fmt::format(
         "ssd.quota of {} does not last: {} are in use, and up to {} more have to stay free for a "
         "checkpoint of what memory holds. The run has stopped after that checkpoint: go on with "
         "--resume --set ssd.quota={}MiB",
-        FormatBytes(quota_->limit()), FormatBytes(quota_->used()), FormatBytes(needed),
+        FormatBytes(quota_->limit()), FormatBytes(used), FormatBytes(needed),
         (enough + kMiB - 1) / kMiB));
   } else if (!quota_->HasFreeFiles(files)) {
     short_of = OutOfRoomError(fmt::format(
@@ -310,7 +311,7 @@ Status TrainingRun::WriteAheadOfEnd() {
 }
 
 void TrainingRun::AdaptChannels() {
-  // Once, after the stages have shown their times; the user's capacities stay.
+  // After the stages have shown their times; the user's capacities stay.
   if (pipeline_ == nullptr || capacities_.empty()) return;
   std::vector<double> busy;
   for (const StageReport& stage : pipeline_->times()) busy.push_back(stage.busy_seconds);
@@ -376,6 +377,10 @@ Result<TrainOutcome> TrainingRun::Run() {
   SetProgressLine("");
   const bool stopped_on_purpose = interrupted_ || reached_max_examples_;
   if (!status.ok() && !stopped_on_purpose) return AfterFailure(status);
+  if (!status.ok() && status.code() != StatusCode::kAborted) {
+    // Of what comes after the stop; whoever goes on from there meets it again.
+    LogText(LogLevel::kError, "while the run stopped: " + status.ToString());
+  }
   if (Status last = TakeCheckpoint(!interrupted_); !last.ok()) {
     return AfterFailure(last.WithContext("final checkpoint"));
   }

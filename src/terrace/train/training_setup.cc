@@ -216,6 +216,7 @@ Status TrainingRun::MakeMemoryPlan() {
   TERRACE_ASSIGN_OR_RETURN(std::uint64_t source_bytes, LeastSourceBytes(data));
   if (source_ != nullptr) source_bytes = source_->MemoryBytes();
   MemoryPlanInput input = MakeMemoryPlanInput(job_, *plan_, source_bytes);
+  input.resident_bytes += model_.executor->later_bytes();
   if (job_.has_validation) {
     input.validates = true;
     input.validation_rows_bytes = PeekProvider::MostBytes(*plan_, job_.training.minibatch);
