@@ -153,18 +153,6 @@ void RunningChecksum::Update(std::span<const std::byte> data) {
 }
 std::uint64_t RunningChecksum::Digest() const { return XXH3_64bits_digest(&state_->xxh); }
 
-Status SumRange(File* file, std::uint64_t begin, std::uint64_t end, std::span<std::byte> buffer,
-                RunningChecksum* sum) {
-  while (begin < end) {
-    const std::span<std::byte> part =
-        buffer.first(std::min<std::uint64_t>(buffer.size(), end - begin));
-    TERRACE_RETURN_IF_ERROR(ReadFully(file, begin, part));
-    sum->Update(part);
-    begin += part.size();
-  }
-  return OkStatus();
-}
-
 ParameterFileWriter::ParameterFileWriter(std::unique_ptr<File> file, const RecordLayout& layout,
                                          std::uint64_t file_id, KeyEntries* keys, WriteRing* ring)
     : file_(std::move(file)),

@@ -126,10 +126,6 @@ class RunningChecksum {
   std::unique_ptr<State> state_;
 };
 
-// Reads [begin, end), whole blocks, through `buffer` into `sum`.
-Status SumRange(File* file, std::uint64_t begin, std::uint64_t end, std::span<std::byte> buffer,
-                RunningChecksum* sum);
-
 // The entries of a file in the making, and what sorts them.
 struct KeyEntries {
   std::vector<KeyEntry> entries, spare;
