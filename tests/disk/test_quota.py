@@ -119,7 +119,7 @@ def test_a_checkpoint_that_is_read_does_not_keep_the_next_one(terrace, workspace
         try:
             held_file = open(run.path / "checkpoints" / run.checkpoints()[0], "rb")
         except (FileNotFoundError, IndexError):  # It has gone by now, on a busy machine.
-            process.wait()
+            process.wait().expect(0)
             continue
         with held_file:
             fcntl.flock(held_file, fcntl.LOCK_SH)

@@ -134,8 +134,8 @@ def test_wide_rows_by_many_threads(terrace, workspace, logs, peak):
     """Each thread takes memory for the first layer when it first goes by distinct rows."""
     log = logs.criteo(4000, seed=9, cardinality=20, zipf=1.05)
     job = jobs.evicting([log], training={"batch": 512, "minibatch": 256, "threads": 8})
-    run = harness.Run(terrace, workspace, job, **{"table.dim": 2048, "network.hidden": [256], "checkpoint.every_batches": 8})
-    least = run.least_budget(below="64MiB")
+    run = harness.Run(terrace, workspace, job, **{"table.dim": 1024, "network.hidden": [256], "checkpoint.every_batches": 8})
+    least = run.least_budget(below="160MiB")
     run.train("--set", f"memory.budget={least}MiB", prefix=peak.prefix).expect(0)
     if run.summary()["steps_by_rows"] == 0:
         pytest.skip("this processor's kernels take the first layer by examples")

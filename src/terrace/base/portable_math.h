@@ -1,6 +1,8 @@
 // Functions from additions, multiplications and one division, so that the same input gives the same
-// bits on every processor and C library, and loops over them vectorise. What the reader feeds, the
-// generator draws and a model learns depends on no others. Threads: pure functions.
+// bits on every processor and C library, and loops over them vectorise. Of logarithms,
+// exponentials, cosines and powers, what the reader feeds, the generator draws and a model learns
+// depends on these alone, but for what initial rows are drawn with (table/initializer.cc). Threads:
+// pure functions.
 #pragma once
 
 #include <bit>
@@ -32,7 +34,7 @@ inline double PortableLog(double x) {
   return static_cast<double>(exponent) * 0x1.62e42fefa39efp-1 + series;
 }
 
-// e^x to about 1e-15 relative; x is clamped to [-700, 700]. REQUIRES: not NaN.
+// e^x to about 1e-15 relative; x is clamped to [-700, 700], and NaN stays NaN.
 inline double PortableExp(double x) {
   x = x < -700.0 ? -700.0 : x;
   x = x > 700.0 ? 700.0 : x;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "terrace/base/memory.h"
 #include "terrace/model/lanes.h"
 
 namespace terrace {
@@ -250,8 +251,9 @@ const std::size_t kProductColumns = kPanel;
 std::size_t ProductStride(std::size_t width) { return AlignUp(width, kPanel) + kLanes; }
 
 std::size_t LineThreadBytes(std::size_t inputs, std::size_t width, std::size_t widest_group) {
-  return sizeof(float) * std::max(MultiplyFloats(inputs),
-                                  DifferentiateFloats(width, ProductStride(width), widest_group));
+  return HugeBuffer::SizeFor(
+      sizeof(float) * std::max(MultiplyFloats(inputs),
+                               DifferentiateFloats(width, ProductStride(width), widest_group)));
 }
 
 void MultiplyLines(std::span<const LineGroup> groups, const float* weight, std::size_t inputs,

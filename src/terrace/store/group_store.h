@@ -168,8 +168,10 @@ class GroupStore final : public Store {
   bool SweepDue() TERRACE_REQUIRES(stage_mu_);
   // Where the block starts that a row with this hash is to be written to.
   std::uint64_t NewestStartOf(std::uint64_t hash) const TERRACE_REQUIRES(mu_);
-  // Gives back the space of up to so many blocks without rows, if nothing is staged.
-  Status EraseEmptyBlocks(std::size_t most) TERRACE_REQUIRES(stage_mu_) TERRACE_EXCLUDES(mu_);
+  // Up to so many blocks without rows, if nothing is staged, by the keys of their starts.
+  std::vector<Key> EmptyBlocks(std::size_t most) TERRACE_REQUIRES(stage_mu_) TERRACE_EXCLUDES(mu_);
+  // Gives back their space, once it has taken some.
+  Status EraseBlocks(std::span<const Key> keys) TERRACE_REQUIRES(stage_mu_) TERRACE_EXCLUDES(mu_);
   // Calls `visit` for each hash under mu_, which it holds for some of them at a time.
   void ForBatches(std::span<const std::uint64_t> hashes,
                   const std::function<void(std::uint64_t)>& visit) TERRACE_EXCLUDES(mu_);

@@ -81,9 +81,11 @@ Result<std::unique_ptr<StagedRows>> GroupStore::Stage(std::span<const Key> keys,
   TERRACE_CHECK(!keys.empty() && keys.size() == rows.size());
   TERRACE_CHECK(stored.empty() || stored.size() == keys.size());
   MutexLock lock(&stage_mu_);
-  // It can wait, for room as well; what stays free for a checkpoint is not for it.
-  if (!inner_->reserve_is_open()) {
-    const Status erased = EraseEmptyBlocks(part_blocks_);
+  // As many empty blocks as a sweep looks at go, where there is room: they can wait, and neither
+  // what stays free for a checkpoint nor an older checkpoint is for them.
+  const std::vector<Key> empty = EmptyBlocks(std::max(part_blocks_, keys.size()));
+  if (!inner_->reserve_is_open() && inner_->HasRoomFor(empty.size())) {
+    const Status erased = EraseBlocks(empty);
     if (!erased.ok() && erased.code() != StatusCode::kOutOfRoom) return erased;
   }
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<Staged> staged, StageRows(keys, rows));
@@ -93,7 +95,7 @@ Result<std::unique_ptr<StagedRows>> GroupStore::Stage(std::span<const Key> keys,
 Status GroupStore::Erase(std::span<const Key> keys) {
   MutexLock lock(&stage_mu_);
   TERRACE_RETURN_IF_ERROR(inner_->Write({}, {}, {}));  // Whether it can be written to.
-  TERRACE_RETURN_IF_ERROR(EraseEmptyBlocks(~std::size_t{0}));
+  TERRACE_RETURN_IF_ERROR(EraseBlocks(EmptyBlocks(~std::size_t{0})));
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<Staged> staged, StageRows(keys, {}));
   return Publish(std::move(staged));
 }
@@ -401,18 +403,20 @@ void GroupStore::Forget(Staged* staged) {
   ++dropped_;
 }
 
-Status GroupStore::EraseEmptyBlocks(std::size_t most) {
+std::vector<Key> GroupStore::EmptyBlocks(std::size_t most) {
   std::vector<Key> keys;
-  {
-    MutexLock state(&mu_);
-    if (!pending_.empty() || empty_blocks_.empty()) return OkStatus();
-    for (const std::uint64_t start : empty_blocks_) {
-      if (keys.size() == most) break;
-      keys.push_back(UnmixKey(start));
-    }
+  MutexLock state(&mu_);
+  if (!pending_.empty()) return keys;
+  for (const std::uint64_t start : empty_blocks_) {
+    if (keys.size() == most) break;
+    keys.push_back(UnmixKey(start));
   }
+  return keys;
+}
+
+Status GroupStore::EraseBlocks(std::span<const Key> keys) {
+  if (keys.empty()) return OkStatus();
   TERRACE_RETURN_IF_ERROR(inner_->Erase(keys));
-  // As they were: what is published was pending.
   MutexLock state(&mu_);
   for (const Key key : keys) empty_blocks_.erase(MixKey(key));
   return OkStatus();
@@ -430,7 +434,7 @@ Status GroupStore::CompactNow() {
       TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<Staged> swept, StageRows({}, {}));
       TERRACE_RETURN_IF_ERROR(Publish(std::move(swept)));
     }
-    TERRACE_RETURN_IF_ERROR(EraseEmptyBlocks(~std::size_t{0}));
+    TERRACE_RETURN_IF_ERROR(EraseBlocks(EmptyBlocks(~std::size_t{0})));
   }
   return inner_->CompactNow();
 }

@@ -62,9 +62,16 @@ class DiskQuota {
   Status Reserve(std::uint64_t bytes, std::uint64_t keep_free) TERRACE_EXCLUDES(mu_);
   // Whether so many bytes are free, or would be once reclaimers gave what they could do without:
   // nobody gives anything for the question.
-  bool HasFree(std::uint64_t bytes) const {
-    const std::uint64_t spare = spare_bytes();
-    return bytes <= limit_ - (used() - std::min(used(), spare));
+  bool HasFree(std::uint64_t bytes) const { return bytes <= limit_ - needed(); }
+  // Adds to the bytes in use that reclaimers would give, what they have given being negative; after
+  // Reserve, and after Release.
+  void ChangeSpare(std::int64_t bytes) {
+    spare_.fetch_add(static_cast<std::uint64_t>(bytes), std::memory_order_relaxed);
+  }
+  // Bytes in use but for those.
+  std::uint64_t needed() const {
+    const std::uint64_t used_now = used();
+    return used_now - std::min(used_now, spare_.load(std::memory_order_relaxed));
   }
   void Release(std::uint64_t bytes);
   std::uint64_t used() const {
@@ -106,12 +113,6 @@ class DiskQuota {
     std::uint64_t apart = 0;  // Of files that no rewrite frees, or that go without a further one.
     std::uint64_t stale = 0;  // Of records that a rewrite leaves out.
   };
-  // Of the bytes that are used, those that reclaimers would give; fewer than none are none any
-  // more.
-  void ChangeSpare(std::int64_t bytes) {
-    spare_.fetch_add(static_cast<std::uint64_t>(bytes), std::memory_order_relaxed);
-  }
-  std::uint64_t spare_bytes() const { return spare_.load(std::memory_order_relaxed); }
   void ChangeCompactable(const Compactable& before, const Compactable& now) {
     apart_.fetch_add(now.apart - before.apart, std::memory_order_relaxed);
     stale_.fetch_add(now.stale - before.stale, std::memory_order_relaxed);
@@ -412,7 +413,7 @@ class Store {
   // written. Thread-safe.
   virtual void OpenReserve() = 0;
 
-  // Compacts what gives its space back at once, until the quota has so many bytes free or nothing
+  // Compacts what gives its space back at once, until the quota HasFree so many bytes or nothing
   // is left to compact. Blocks: on compaction. Thread-safe. Errors: of compaction, as
   // background_status().
   virtual Status MakeRoom(std::uint64_t bytes) = 0;

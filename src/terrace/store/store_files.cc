@@ -167,7 +167,8 @@ bool StoreImpl::KeepSpare(const StoredFile& file) {
   if (!info.ok() || info->links != 1) return false;
   MutexLock lock(&mu_);
   if (spares_.size() >= options_.spare_files) return false;
-  PushSpare({file.path, file.info.bytes});
+  spares_.push_back({file.path, file.info.bytes});
+  quota_->ChangeSpare(static_cast<std::int64_t>(file.info.bytes));
   return true;
 }
 
@@ -183,13 +184,7 @@ std::optional<StoreImpl::Spare> StoreImpl::TakeSpare(std::uint64_t bytes) {
   const auto best = std::min_element(spares_.begin(), spares_.end(), better);
   Spare spare = std::move(*best);
   spares_.erase(best);
-  quota_->ChangeSpare(-static_cast<std::int64_t>(spare.bytes));
   return spare;
-}
-
-void StoreImpl::PushSpare(Spare spare) {
-  quota_->ChangeSpare(static_cast<std::int64_t>(spare.bytes));
-  spares_.push_back(std::move(spare));
 }
 
 void StoreImpl::RemoveSpares() {
@@ -199,7 +194,6 @@ void StoreImpl::RemoveSpares() {
     spares.swap(spares_);
   }
   for (const Spare& spare : spares) {
-    quota_->ChangeSpare(-static_cast<std::int64_t>(spare.bytes));
     const Status status = fs_->Remove(spare.path);
     if (status.ok() || status.code() == StatusCode::kNotFound) {
       GiveSpace(spare.bytes);
@@ -207,6 +201,7 @@ void StoreImpl::RemoveSpares() {
       // It stays in the quota and is removed by the next open.
       LogText(LogLevel::kWarning, status.ToString());
     }
+    quota_->ChangeSpare(-static_cast<std::int64_t>(spare.bytes));
   }
   MutexLock lock(&mu_);
   TellCompactable();
@@ -220,7 +215,7 @@ Result<std::unique_ptr<File>> StoreImpl::OpenNew(std::uint64_t id, std::uint64_t
   }
   if (Status status = fs_->Rename(spare->path, path); !status.ok()) {
     MutexLock lock(&mu_);
-    PushSpare(*std::move(spare));
+    spares_.push_back(*std::move(spare));
     return status;
   }
   SyncPoint::Hit("store.reuse.before_write");
@@ -230,6 +225,7 @@ Result<std::unique_ptr<File>> StoreImpl::OpenNew(std::uint64_t id, std::uint64_t
     if (Status status = (*file)->Truncate(bytes); !status.ok()) file = std::move(status);
   }
   GiveSpace(spare->bytes);  // From here on the new file's.
+  quota_->ChangeSpare(-static_cast<std::int64_t>(spare->bytes));
   return file;
 }
 

@@ -111,6 +111,12 @@ class StoreImpl final : public Store {
     return writes_keep_free_.load(std::memory_order_relaxed) <
            keep_free_.load(std::memory_order_relaxed);
   }
+  // A write of so many rows finds room without anything's being given up for it.
+  bool HasRoomFor(std::uint64_t rows) const {
+    const std::uint64_t files = (rows + rows_per_file_ - 1) / rows_per_file_;
+    return quota_->HasFree(files * layout_.FileBytes(std::min(rows, rows_per_file_)) +
+                           writes_keep_free_.load(std::memory_order_relaxed));
+  }
   Status MakeRoom(std::uint64_t bytes) override;
   Status MergeFiles(std::uint64_t files) override;
   void SetHolder(RowHolder* holder) override;
@@ -196,7 +202,6 @@ class StoreImpl final : public Store {
     std::string path;
     std::uint64_t bytes;
   };
-  void PushSpare(Spare spare) TERRACE_REQUIRES(mu_);
   // False: it has to be removed.
   bool KeepSpare(const StoredFile& file) TERRACE_EXCLUDES(mu_);
   // The one that suits a file of so many bytes best.

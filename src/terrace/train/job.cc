@@ -1,7 +1,6 @@
 #include "terrace/train/job.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <set>
 

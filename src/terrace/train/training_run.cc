@@ -228,13 +228,12 @@ Status TrainingRun::ReserveForLastCheckpoint() {
   Status short_of;
   if (!quota_->HasFree(needed)) {
     // For the next checkpoint as much again as for this one.
-    const std::uint64_t used = quota_->used() - quota_->spare_bytes();
-    const std::uint64_t enough = used + 2 * needed;
+    const std::uint64_t enough = quota_->needed() + 2 * needed;
     short_of = OutOfRoomError(fmt::format(
         "ssd.quota of {} does not last: {} are in use, and up to {} more have to stay free for a "
         "checkpoint of what memory holds. The run has stopped after that checkpoint: go on with "
         "--resume --set ssd.quota={}MiB",
-        FormatBytes(quota_->limit()), FormatBytes(used), FormatBytes(needed),
+        FormatBytes(quota_->limit()), FormatBytes(quota_->needed()), FormatBytes(needed),
         (enough + kMiB - 1) / kMiB));
   } else if (!quota_->HasFreeFiles(files)) {
     short_of = OutOfRoomError(fmt::format(
