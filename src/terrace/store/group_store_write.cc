@@ -81,10 +81,11 @@ Result<std::unique_ptr<StagedRows>> GroupStore::Stage(std::span<const Key> keys,
   TERRACE_CHECK(!keys.empty() && keys.size() == rows.size());
   TERRACE_CHECK(stored.empty() || stored.size() == keys.size());
   MutexLock lock(&stage_mu_);
-  // As many empty blocks as a sweep looks at go, where there is room: they can wait, and neither
-  // what stays free for a checkpoint nor an older checkpoint is for them.
-  const std::vector<Key> empty = EmptyBlocks(std::max(part_blocks_, keys.size()));
-  if (!inner_->reserve_is_open() && inner_->HasRoomFor(empty.size())) {
+  // As many empty blocks as a sweep looks at go, or as there is room for: they can wait, and
+  // neither what stays free for a checkpoint nor an older checkpoint is for them.
+  if (!inner_->reserve_is_open()) {
+    std::vector<Key> empty = EmptyBlocks(std::max(part_blocks_, keys.size()));
+    while (!empty.empty() && !inner_->HasRoomFor(empty.size())) empty.resize(empty.size() / 2);
     const Status erased = EraseBlocks(empty);
     if (!erased.ok() && erased.code() != StatusCode::kOutOfRoom) return erased;
   }
