@@ -85,8 +85,8 @@ Status LoadedRun::OpenModel() {
 }
 
 Status LoadedRun::OpenRows(FileSystem* fs) {
-  MemoryPlanInput input = MakeMemoryPlanInput(job_, *plan_, source_->MemoryBytes());
-  input.resident_bytes += model_.executor->later_bytes();
+  const MemoryPlanInput input =
+      MakeMemoryPlanInput(job_, *plan_, source_->MemoryBytes(), model_.executor->later_bytes());
   Result<MemoryPlan> memory = PlanMemory(input);
   if (!memory.ok()) {
     return InvalidArgumentError(memory.status().message() +

@@ -245,10 +245,10 @@ std::uint64_t BudgetForRows(const MemoryPlanInput& input, std::uint64_t rows_byt
 }
 
 MemoryPlanInput MakeMemoryPlanInput(const Job& job, const ModelPlan& plan,
-                                    std::uint64_t source_bytes) {
+                                    std::uint64_t source_bytes, std::uint64_t later_bytes) {
   MemoryPlanInput input;
   input.budget_bytes = job.memory.budget_bytes;
-  input.resident_bytes = ReadProcessMemory().resident_bytes;
+  input.resident_bytes = ReadProcessMemory().resident_bytes + later_bytes;
   input.stores =
       static_cast<std::uint32_t>(plan.tables.size()) * static_cast<std::uint32_t>(job.ssd.shards);
   input.tables = static_cast<std::uint32_t>(plan.tables.size());

@@ -15,13 +15,15 @@ namespace terrace {
 
 struct MemoryPlanInput {
   std::uint64_t budget_bytes = 0;
-  std::uint64_t resident_bytes = 0;  // Of the process now: code, network, contexts; they stay.
-  std::uint32_t stores = 1;          // Tables * shards.
-  std::uint64_t file_rows = 0;       // Of a file of each store that is written, all together.
-  std::uint32_t slots = 0;           // Of the data.
-  std::uint32_t tables = 1;          // Each with a cache.
-  std::uint32_t dense_width = 0;     // Floats.
-  std::uint32_t batch = 0;           // Examples, as the job asks.
+  // Of the process now, and what its compute threads take later: code, network, contexts; they
+  // stay.
+  std::uint64_t resident_bytes = 0;
+  std::uint32_t stores = 1;       // Tables * shards.
+  std::uint64_t file_rows = 0;    // Of a file of each store that is written, all together.
+  std::uint32_t slots = 0;        // Of the data.
+  std::uint32_t tables = 1;       // Each with a cache.
+  std::uint32_t dense_width = 0;  // Floats.
+  std::uint32_t batch = 0;        // Examples, as the job asks.
   std::uint32_t minibatch = 0;
   std::uint32_t pull_threads = 1;       // That plan a working set together.
   std::uint32_t cache_parts = 1;        // Of each table's cache.
@@ -89,8 +91,9 @@ std::string WholeMiB(std::uint64_t bytes);
 std::uint64_t ReadAheadBytes(std::uint64_t most_bytes, std::uint64_t budget_bytes);
 
 // What a trainer and an evaluator of this job have in common; the process is measured as it is now.
+// later_bytes: StepExecutor::later_bytes().
 MemoryPlanInput MakeMemoryPlanInput(const Job& job, const ModelPlan& plan,
-                                    std::uint64_t source_bytes);
+                                    std::uint64_t source_bytes, std::uint64_t later_bytes);
 
 // The least that each table's cache needs for training to go on: the rows of one mini-batch of
 // distinct keys, with their metadata; and all together.

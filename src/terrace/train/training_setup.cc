@@ -215,8 +215,8 @@ Status TrainingRun::MakeMemoryPlan() {
   data.read_ahead_bytes = train_read_ahead_bytes_;
   TERRACE_ASSIGN_OR_RETURN(std::uint64_t source_bytes, LeastSourceBytes(data));
   if (source_ != nullptr) source_bytes = source_->MemoryBytes();
-  MemoryPlanInput input = MakeMemoryPlanInput(job_, *plan_, source_bytes);
-  input.resident_bytes += model_.executor->later_bytes();
+  MemoryPlanInput input =
+      MakeMemoryPlanInput(job_, *plan_, source_bytes, model_.executor->later_bytes());
   if (job_.has_validation) {
     input.validates = true;
     input.validation_rows_bytes = PeekProvider::MostBytes(*plan_, job_.training.minibatch);
