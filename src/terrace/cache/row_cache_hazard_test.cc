@@ -9,7 +9,6 @@
 
 #include <gtest/gtest.h>
 
-#include "terrace/base/channel.h"
 #include "terrace/base/sync_point.h"
 #include "terrace/base/thread.h"
 #include "terrace/cache/row_cache.h"
@@ -678,44 +677,25 @@ TEST_P(Concurrency, PinAheadWhileTrainingFlushingAndPeeking) {
     RowCache& cache = *fixture.cache;
     constexpr int kBatches = 120;
     constexpr Key kKeys = 6000;
-    struct Work {
-      std::vector<Key> keys;
-      PinnedRows pinned;
-    };
-    Channel<Work> channel(3);
-    Thread puller("puller", ThreadPriority::kNormal, [&] {
-      Rng rng(11);
-      for (int batch = 0; batch < kBatches; ++batch) {
-        Work work;
-        for (Key key = rng.Below(20); key < kKeys && work.keys.size() < 400;
-             key += 1 + rng.Below(30)) {
-          work.keys.push_back(key);
-        }
-        work.pinned = PinOrDie(&cache, work.keys);
-        if (batch % 10 == 9) {
-          const Status set = cache.SetCapacity((2 + rng.Below(3)) * kSmall);
-          EXPECT_TRUE(set.ok() || set.code() == StatusCode::kOutOfMemory) << set.ToString();
-        }
-        if (!channel.Send(std::move(work)).ok()) return;
-      }
-      channel.Close();
-    });
     TrainedTimes trained;
-    Rng rng(12);
-    for (int batch = 0;; ++batch) {
-      auto received = channel.Receive();
-      ASSERT_TRUE(received.ok());
-      if (!received->has_value()) break;
-      Work work = std::move(**received);
-      ASSERT_NO_FATAL_FAILURE(trained.Train(work.keys, /*cut=*/rng.Below(6) == 0, &work.pinned));
+    Rng rng(11);
+    const auto next = [&](int batch) {
+      if (batch > 0 && batch % 10 == 0) {
+        const Status set = cache.SetCapacity((2 + rng.Below(3)) * kSmall);
+        EXPECT_TRUE(set.ok() || set.code() == StatusCode::kOutOfMemory) << set.ToString();
+      }
+      std::vector<Key> keys;
+      for (Key key = rng.Below(20); key < kKeys && keys.size() < 400; key += 1 + rng.Below(30)) {
+        keys.push_back(key);
+      }
+      return keys;
+    };
+    const auto after = [&](int batch) {
       if (batch % 7 == 0) {
         ASSERT_TRUE(cache.FlushDirty().ok());
       }
-      if (batch % 5 == 0) {
-        ASSERT_NO_FATAL_FAILURE(trained.ExpectPeeked(work.keys, &cache));
-      }
-    }
-    puller.Join();
+    };
+    ASSERT_NO_FATAL_FAILURE(TrainPinnedAhead(&cache, kBatches, /*seed=*/12, next, after, &trained));
     ASSERT_TRUE(cache.FlushDirty().ok());
     for (const auto& [key, times] : trained.times) {
       ASSERT_EQ(fixture.Stored(key), times > 0 ? TrainedRow(key, times) : Row()) << key;

@@ -9,9 +9,7 @@
 
 #include <gtest/gtest.h>
 
-#include "terrace/base/channel.h"
 #include "terrace/base/rng.h"
-#include "terrace/base/thread.h"
 #include "terrace/cache/testing/store_tiers.h"
 
 namespace terrace::cache_testing {
@@ -189,40 +187,19 @@ TEST_P(BesideTraining, PinsAheadAndCheckpoints) {
   ASSERT_TRUE(tiers_.Open().ok());
   RowCache& cache = tiers_.cache();
   const std::size_t rows = cache.MaxPinnedRows() / 8;
-  struct Work {
-    std::vector<Key> keys;
-    PinnedRows pinned;
-  };
-  Channel<Work> channel(3);
-  Thread puller("puller", ThreadPriority::kNormal, [&] {
-    Rng rng(32);
-    for (int batch = 0; batch < 150; ++batch) {
-      std::set<Key> keys;
-      while (keys.size() < rows) keys.insert(rng.Below(rng.Below(2) == 0 ? 300 : 3000));
-      Work work;
-      work.keys.assign(keys.begin(), keys.end());
-      work.pinned = PinOrDie(&cache, work.keys);
-      if (!channel.Send(std::move(work)).ok()) return;
-    }
-    channel.Close();
-  });
   TrainedTimes trained;
-  Rng rng(31);
-  for (int batch = 0;; ++batch) {
-    auto received = channel.Receive();
-    ASSERT_TRUE(received.ok());
-    if (!received->has_value()) break;
-    Work work = std::move(**received);
-    ASSERT_NO_FATAL_FAILURE(trained.Train(work.keys, /*cut=*/rng.Below(6) == 0, &work.pinned));
-    if (batch % 7 == 6) {
-      const Status status = tiers_.Checkpoint();
-      ASSERT_TRUE(status.ok()) << status.ToString();
-    }
-    if (batch % 5 == 0) {
-      ASSERT_NO_FATAL_FAILURE(trained.ExpectPeeked(work.keys, &cache));
-    }
-  }
-  puller.Join();
+  Rng rng(32);
+  const auto next = [&](int /*batch*/) {
+    std::set<Key> keys;
+    while (keys.size() < rows) keys.insert(rng.Below(rng.Below(2) == 0 ? 300 : 3000));
+    return std::vector<Key>(keys.begin(), keys.end());
+  };
+  const auto after = [&](int batch) {
+    if (batch % 7 != 6) return;
+    const Status status = tiers_.Checkpoint();
+    ASSERT_TRUE(status.ok()) << status.ToString();
+  };
+  ASSERT_NO_FATAL_FAILURE(TrainPinnedAhead(&cache, 150, /*seed=*/31, next, after, &trained));
   EXPECT_GT(cache.stats().evictions, 0u);
   EXPECT_GT(tiers_.store_stats().compactions, 0u);
   ASSERT_TRUE(tiers_.Checkpoint().ok());

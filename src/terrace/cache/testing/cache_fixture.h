@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -11,7 +12,9 @@
 
 #include <gtest/gtest.h>
 
+#include "terrace/base/channel.h"
 #include "terrace/base/rng.h"
+#include "terrace/base/thread.h"
 #include "terrace/cache/row_cache.h"
 #include "terrace/cache/testing/fake_store.h"
 
@@ -126,6 +129,45 @@ struct TrainedTimes {
 
   std::map<Key, int> times;
 };
+
+// Stage 2 pins the sets that `next` makes on a thread of its own, ahead of stage 4, which trains
+// them here and, after each, may do something else; some sets are cut, and some are peeked at.
+inline void TrainPinnedAhead(RowCache* cache, int batches, std::uint64_t seed,
+                             const std::function<std::vector<Key>(int batch)>& next,
+                             const std::function<void(int batch)>& after, TrainedTimes* trained) {
+  struct Work {
+    std::vector<Key> keys;
+    PinnedRows pinned;
+  };
+  Channel<Work> channel(3);
+  Thread puller("puller", ThreadPriority::kNormal, [&] {
+    for (int batch = 0; batch < batches; ++batch) {
+      Work work;
+      work.keys = next(batch);
+      work.pinned = PinOrDie(cache, work.keys);
+      if (!channel.Send(std::move(work)).ok()) return;
+    }
+    channel.Close();
+  });
+  Rng rng(seed);
+  const auto train = [&] {
+    for (int batch = 0;; ++batch) {
+      auto received = channel.Receive();
+      ASSERT_TRUE(received.ok());
+      if (!received->has_value()) return;
+      Work work = std::move(**received);
+      ASSERT_NO_FATAL_FAILURE(trained->Train(work.keys, /*cut=*/rng.Below(6) == 0, &work.pinned));
+      ASSERT_NO_FATAL_FAILURE(after(batch));
+      if (batch % 5 == 0) {
+        ASSERT_NO_FATAL_FAILURE(trained->ExpectPeeked(work.keys, cache));
+      }
+    }
+  };
+  train();
+  // In a test that fails, whoever pins does not wait for ever.
+  if (testing::Test::HasFatalFailure()) channel.Abort(AbortedError("the test failed"));
+  puller.Join();
+}
 
 constexpr std::uint64_t kSmall = 128 << 10;  // Bytes; about a thousand rows.
 
