@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -351,6 +352,21 @@ TEST(PortableMathTest, AgreesWithTheLibrary) {
       ASSERT_NEAR(IntegerPower(beta, steps), power, 1e-10 * power) << beta << " ^ " << steps;
     }
   }
+}
+
+// On every processor, with every compiler and C library.
+TEST(PortableMathTest, HasTheSameBitsEverywhere) {
+  std::uint64_t bits = 0;
+  const auto take = [&bits](double x) {
+    bits = HashCombine(bits, std::bit_cast<std::uint64_t>(x));
+  };
+  for (int i = 1; i <= 100'000; ++i) {
+    take(PortableLog(i * 0.37));
+    take(PortableExp((i - 50'000) * 0.0031));
+    take(PortableCosPi(i * 1e-5));
+    take(IntegerPower(0.999, static_cast<std::uint64_t>(i)));
+  }
+  EXPECT_EQ(bits, 0x7239a02013f4ba46u);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "terrace/model/graph.h"
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -13,6 +14,7 @@
 
 #include "terrace/base/rng.h"
 #include "terrace/model/graph_network.h"
+#include "terrace/model/kernels.h"
 #include "terrace/model/operators.h"
 
 namespace terrace {
@@ -382,6 +384,18 @@ TEST(Graph, CostsAreThoseOfTheProducts) {
   EXPECT_NEAR(cost.forward_flops_per_example, products, 0.01 * products);
   EXPECT_NEAR(cost.backward_flops_per_example, 2 * products, 0.01 * products);
   EXPECT_EQ(cost.parameter_bytes, 4u * (430 * 1024 + 1025 * 512 + 513 * 256 + 257));
+}
+
+// All gradients begin with these: no C library decides them.
+TEST(LogLoss, ProbabilitiesHaveTheSameBitsEverywhere) {
+  constexpr std::size_t kExamples = 100'000;
+  std::vector<float> logit(kExamples), ones(kExamples, 1.0f), loss(kExamples), p(kExamples);
+  for (std::size_t e = 0; e < kExamples; ++e) logit[e] = 20.0f * Signed(kSeed, e);
+  LogLossForward(kExamples, {logit.data(), 1}, {ones.data(), 1}, {ones.data(), 1}, {loss.data(), 1},
+                 {p.data(), 1});
+  std::uint64_t bits = 0;
+  for (const float x : p) bits = HashCombine(bits, std::bit_cast<std::uint32_t>(x));
+  EXPECT_EQ(bits, 0xee9ca6656029b30cu);
 }
 
 }  // namespace
