@@ -23,8 +23,9 @@ if(TERRACE_FUZZ)
   target_link_options(terrace_flags INTERFACE -fsanitize=address,undefined)
 endif()
 
-# What the sanitizer builds build: all that `ctest -L unit` runs; all fuzzers.
+# What the sanitizer builds build: all that `ctest -L unit` runs; of that what has threads; all fuzzers.
 add_custom_target(terrace_tests)
+add_custom_target(terrace_threaded_tests)
 add_custom_target(terrace_fuzzers)
 
 # terrace_library(base SOURCES a.cc b.cc DEPS terrace::x PRIVATE_DEPS y)
@@ -36,29 +37,38 @@ function(terrace_library name)
   target_include_directories(terrace_${name} PUBLIC ${CMAKE_SOURCE_DIR}/src)
 endfunction()
 
-# terrace_test(base_channel_test SOURCES channel_test.cc DEPS terrace::base LABELS unit). SHARDS n: its cases in so many
-# parts, which ctest runs side by side.
+# terrace_test(base_channel_test SOURCES channel_test.cc DEPS terrace::base). SHARDS n: its cases in so many parts, which
+# ctest runs side by side. ONE_THREAD: it starts no thread, or none that matters to what it is about, so that ThreadSanitizer
+# has nothing to find in it; ONE_THREAD_CASES "A.*:B.c": such cases, by gtest's patterns, of one that has others.
 function(terrace_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT;SHARDS" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "ONE_THREAD" "TIMEOUT;SHARDS;ONE_THREAD_CASES" "SOURCES;DEPS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} terrace_flags GTest::gtest GTest::gmock GTest::gtest_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  # Half of what a build compiles is tests, of which most wait for the program's own code.
+  target_compile_options(${name} PRIVATE -O1)
   add_dependencies(terrace_tests ${name})
-  if(NOT ARG_LABELS)
-    set(ARG_LABELS unit)
+  if(ARG_ONE_THREAD)
+    set(labels unit one_thread)
+  else()
+    set(labels unit)
+    add_dependencies(terrace_threaded_tests ${name})
   endif()
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
   if(NOT ARG_SHARDS)
     add_test(NAME ${name} COMMAND ${name})
-    set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+    set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${ARG_TIMEOUT})
+    if(ARG_ONE_THREAD_CASES AND TERRACE_SANITIZE STREQUAL "thread")
+      set_tests_properties(${name} PROPERTIES ENVIRONMENT "GTEST_FILTER=-${ARG_ONE_THREAD_CASES}")
+    endif()
     return()
   endif()
   math(EXPR last "${ARG_SHARDS} - 1")
   foreach(shard RANGE ${last})
     add_test(NAME ${name}_${shard} COMMAND ${name})
-    set_tests_properties(${name}_${shard} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
+    set_tests_properties(${name}_${shard} PROPERTIES LABELS "${labels}" TIMEOUT ${ARG_TIMEOUT}
       ENVIRONMENT "GTEST_TOTAL_SHARDS=${ARG_SHARDS};GTEST_SHARD_INDEX=${shard}")
   endforeach()
 endfunction()
@@ -91,7 +101,7 @@ function(terrace_fuzz name)
     add_executable(${name} ${ARG_SOURCES} ${CMAKE_SOURCE_DIR}/tests/fuzz_replay_main.cc)
     add_dependencies(terrace_tests ${name})
     add_test(NAME ${name}_corpus COMMAND ${name} ${CMAKE_CURRENT_SOURCE_DIR}/${ARG_CORPUS})
-    set_tests_properties(${name}_corpus PROPERTIES LABELS unit TIMEOUT 120)
+    set_tests_properties(${name}_corpus PROPERTIES LABELS "unit;one_thread" TIMEOUT 120)
   endif()
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} terrace_flags)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)

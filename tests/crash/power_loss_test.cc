@@ -15,6 +15,7 @@
 #include "crash/crash_work.h"
 #include "terrace/base/log.h"
 #include "terrace/base/testing/bench_flags.h"
+#include "terrace/base/testing/sweep.h"
 #include "terrace/io/faulty_file_system.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/io/testing/test_data.h"
@@ -53,7 +54,7 @@ std::uint64_t FirstSeed() {
 }
 
 std::uint64_t Disks() {
-  constexpr std::uint64_t kDisks = 40;
+  constexpr std::uint64_t kDisks = 40 / kSweepStride;
   const char* const given = std::getenv("TERRACE_POWER_LOSS_DISKS");
   return given == nullptr ? kDisks : std::strtoull(given, nullptr, 10);
 }
@@ -147,7 +148,7 @@ TEST_P(PowerLoss, AtEachCall) {
     fit = !expected.Read().kept.empty() && calls >= kLeastCalls && calls <= kMostCalls;
   }
   SCOPED_TRACE("--gtest_random_seed=" + std::to_string(seed));
-  for (std::uint64_t at = 1; at <= calls; ++at) {
+  for (std::uint64_t at = 1 + FirstOfSweep(); at <= calls; at += kSweepStride) {
     SCOPED_TRACE("at call " + std::to_string(at));
     MemoryFileSystem disk;
     ExpectedInMemory expected;

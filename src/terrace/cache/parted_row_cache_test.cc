@@ -1,5 +1,6 @@
 // A cache in parts: what RowCache promises, of all parts together.
 #include "terrace/cache/parted_row_cache.h"
+#include "terrace/base/testing/sweep.h"
 
 #include <algorithm>
 #include <atomic>
@@ -78,7 +79,7 @@ TEST_P(PartedCache, HasEachRowAsItWasTrained) {
         if (HasFatalFailure()) return;
       }
     };
-    for (int step = 0; step < 300; ++step) {
+    for (int step = 0; step < StepsOfWalk(300); ++step) {
       const std::size_t most = cache.MaxPinnedRows() / 3;
       std::vector<Key> keys = RandomKeys(&rng, 1 + rng.Below(most), kRange);
       auto pinned = cache.StartPin(keys);

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "terrace/base/sync_point.h"
+#include "terrace/base/testing/sweep.h"
 #include "terrace/base/thread.h"
 #include "terrace/cache/row_cache.h"
 #include "terrace/cache/testing/cache_fixture.h"
@@ -512,7 +513,7 @@ TEST_P(Capacity, MemoryMadeAheadStaysWithinTheLimit) {
   RowCache& cache = *fixture.cache;
   Rng rng(3);
   std::uint64_t limit = kMost;
-  for (int step = 0; step < 300; ++step) {
+  for (int step = 0; step < StepsOfWalk(300); ++step) {
     if (rng.Below(8) == 0) {
       // A little less, or any other.
       limit = rng.Below(2) == 0 ? std::max(kMost / 8, limit - limit / (16 + rng.Below(200)))
@@ -528,8 +529,8 @@ TEST_P(Capacity, MemoryMadeAheadStaysWithinTheLimit) {
 // Whatever it holds in between, while pinned rows keep more chunks than the limit has.
 TEST_P(Capacity, AShrinkThatPinnedRowsDelayEndsWithinTheLimit) {
   constexpr std::uint64_t kMost = 16 * kSmall;
-  Rng rng(5);
-  for (int round = 0; round < 30; ++round) {
+  for (std::uint64_t round = FirstOfSweep(); round < 30; round += kSweepStride) {
+    Rng rng(round);
     Fixture fixture(GetParam(), kMost, /*background=*/true);
     ASSERT_TRUE(fixture.Open().ok());
     RowCache& cache = *fixture.cache;

@@ -1,6 +1,7 @@
 // The cost of reads: measured on a disk whose price and clock the test makes, remembered, asked for
 // again on another disk, and without any.
 #include "terrace/store/read_cost.h"
+#include "terrace/base/testing/sweep.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -306,7 +307,7 @@ TEST(ReadCost, StrayScratchGoes) {
 // A start goes on without the measurement, and without a scratch file.
 TEST(ReadCost, EveryCallFailing) {
   for (const char* fault : {"error", "enospc", "short_read"}) {
-    for (int n = 1;; ++n) {
+    for (std::uint64_t n = 1 + FirstOfSweep();; n += kSweepStride) {
       SCOPED_TRACE(std::string(fault) + " at " + std::to_string(n));
       PricedDisk disk;
       disk.options.scratch_bytes = 4 * kMiB;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "terrace/base/sync_point.h"
-#include "terrace/base/testing/bench_flags.h"
+#include "terrace/base/testing/sweep.h"
 #include "terrace/io/faulty_file_system.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/store/testing/store_harness.h"
@@ -82,15 +82,6 @@ void ExpectManifestsWhole(FileSystem* fs, const StoreHarness& broken) {
   }
 }
 
-// A sweep takes each operation of the plain build. Under AddressSanitizer, where that takes ten
-// times as long, every other one, the odd or the even ones as it happens; a failure names it.
-#if defined(__SANITIZE_ADDRESS__)
-constexpr std::uint64_t kStride = 2;
-#else
-constexpr std::uint64_t kStride = 1;
-#endif
-std::uint64_t FirstOperation() { return 1 + BenchFlags::FreshSeed() % kStride; }
-
 StoreOptions OptionsOf(IndexKind index) {
   return index == IndexKind::kKey ? StoreHarness::TinyOptions() : StoreHarness::TinyGroupOptions();
 }
@@ -98,7 +89,7 @@ StoreOptions OptionsOf(IndexKind index) {
 class FaultSweep : public testing::TestWithParam<std::tuple<Fault, IndexKind>> {};
 
 TEST_P(FaultSweep, EachOperationInTurn) {
-  for (std::uint64_t nth = FirstOperation();; nth += kStride) {
+  for (std::uint64_t nth = 1 + FirstOfSweep();; nth += kSweepStride) {
     SCOPED_TRACE("fault at operation " + std::to_string(nth));
     MemoryFileSystem memory;
     FaultRule rule;
@@ -130,7 +121,7 @@ INSTANTIATE_TEST_SUITE_P(All, FaultSweep,
                          });
 
 TEST(StoreFault, ManyAtRandom) {
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+  for (std::uint64_t seed = 1 + FirstOfSweep(); seed <= 60; seed += kSweepStride) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     MemoryFileSystem memory;
     FaultRule rule;
@@ -207,7 +198,7 @@ TEST_P(StoreCrash, AtEachOperation) {
   for (auto policy :
        {MemoryFileSystem::CrashPolicy::kLoseUnsynced, MemoryFileSystem::CrashPolicy::kKeepAll,
         MemoryFileSystem::CrashPolicy::kRandom}) {
-    for (std::uint64_t at = FirstOperation(); at <= operations + 1; at += kStride) {
+    for (std::uint64_t at = 1 + FirstOfSweep(); at <= operations + 1; at += kSweepStride) {
       CrashOnce(GetParam(), 3, policy, at);
       if (::testing::Test::HasFailure()) return;
     }
@@ -215,9 +206,8 @@ TEST_P(StoreCrash, AtEachOperation) {
 }
 
 TEST_P(StoreCrash, RandomSeeds) {
-  Rng rng(11);
-  for (std::uint64_t seed = 100; seed < 200; ++seed) {
-    CrashOnce(GetParam(), seed, MemoryFileSystem::CrashPolicy::kRandom, 1 + rng.Below(1500));
+  for (std::uint64_t seed = 100 + FirstOfSweep(); seed < 200; seed += kSweepStride) {
+    CrashOnce(GetParam(), seed, MemoryFileSystem::CrashPolicy::kRandom, 1 + Rng(seed).Below(1500));
     ASSERT_FALSE(HasFailure());
   }
 }

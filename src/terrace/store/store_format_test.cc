@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "terrace/base/testing/sweep.h"
 #include "terrace/io/framed_file.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/io/testing/test_data.h"
@@ -240,7 +241,7 @@ void FlipEveryByte(bool by_group) {
   for (const std::string& name : NamesIn(&fs, harness.options()->directory)) {
     const std::string path = JoinPath(harness.options()->directory, name);
     const std::string good = ReadAll(&fs, path);
-    for (std::size_t i = 0; i < good.size(); ++i) {
+    for (std::size_t i = FirstOfSweep(); i < good.size(); i += kSweepStride) {
       std::string bad = good;
       bad[i] = static_cast<char>(bad[i] ^ (1 << rng.Below(8)));
       Replace(&fs, path, bad);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "terrace/base/testing/sweep.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/io/testing/test_data.h"
 #include "terrace/store/store_repair.h"
@@ -233,14 +234,14 @@ void RepairOnce(std::uint64_t seed, std::uint64_t most_damaged) {
 }
 
 TEST(StoreRepair, OneDamagedFile) {
-  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+  for (std::uint64_t seed = 1 + FirstOfSweep(); seed <= 300; seed += kSweepStride) {
     ASSERT_NO_FATAL_FAILURE(RepairOnce(seed, 1));
     ASSERT_FALSE(HasFailure()) << "seed " << seed;
   }
 }
 
 TEST(StoreRepair, ManyDamagedFiles) {
-  for (std::uint64_t seed = 1001; seed <= 1200; ++seed) {
+  for (std::uint64_t seed = 1001 + FirstOfSweep(); seed <= 1200; seed += kSweepStride) {
     ASSERT_NO_FATAL_FAILURE(RepairOnce(seed, 12));
     ASSERT_FALSE(HasFailure()) << "seed " << seed;
   }

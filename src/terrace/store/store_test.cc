@@ -1,5 +1,6 @@
 // The store against a map, on the file system in memory and on the disk.
 #include "terrace/store/store.h"
+#include "terrace/base/testing/sweep.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -70,7 +71,7 @@ void RunModel(FileSystem* fs, StoreOptions options, std::uint64_t seed, int step
 }
 
 TEST(StoreModel, Memory) {
-  for (std::uint64_t seed = 1; seed <= 12; ++seed) {
+  for (std::uint64_t seed = 1 + FirstOfSweep(); seed <= 12; seed += kSweepStride) {
     MemoryFileSystem fs;
     RunModel(&fs, StoreHarness::TinyOptions(), seed, 250);
     if (HasFatalFailure()) return;
@@ -78,7 +79,7 @@ TEST(StoreModel, Memory) {
 }
 
 TEST(StoreModel, MemoryWithBackgroundCompaction) {
-  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+  for (std::uint64_t seed = 1 + FirstOfSweep(); seed <= 8; seed += kSweepStride) {
     MemoryFileSystem fs;
     StoreOptions options = StoreHarness::TinyOptions();
     options.background_compaction = true;
@@ -88,7 +89,7 @@ TEST(StoreModel, MemoryWithBackgroundCompaction) {
 }
 
 TEST(StoreModel, ByGroup) {
-  for (std::uint64_t seed = 1; seed <= 12; ++seed) {
+  for (std::uint64_t seed = 1 + FirstOfSweep(); seed <= 12; seed += kSweepStride) {
     MemoryFileSystem fs;
     StoreOptions options = StoreHarness::TinyGroupOptions();
     options.background_compaction = seed % 3 == 0;
@@ -117,7 +118,7 @@ TEST(StoreModel, RowLengthsByGroup) {
 }
 
 TEST(StoreModel, KeysThatAnIndexTakesForEachOther) {
-  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+  for (std::uint64_t seed = 1 + FirstOfSweep(); seed <= 8; seed += kSweepStride) {
     MemoryFileSystem fs;
     StoreOptions options = StoreHarness::TinyOptions();
     options.background_compaction = seed % 2 == 0;
@@ -180,8 +181,8 @@ TEST(Store, FilesThatOnlyManifestsNameTakeNoPlace) {
   options.background_compaction = true;
   StoreHarness harness(&fs, std::uint64_t{1} << 40, options);
   TERRACE_ASSERT_OK(harness.Create());
-  for (std::uint64_t i = 0; i < 5000; ++i) {
-    TERRACE_ASSERT_OK(harness.Write({harness.KeyAt(i % 400)}));
+  for (int i = 0; i < StepsOfWalk(5000); ++i) {
+    TERRACE_ASSERT_OK(harness.Write({harness.KeyAt(static_cast<std::uint64_t>(i) % 400)}));
     TERRACE_ASSERT_OK(harness.Commit());
     ASSERT_LT(harness.quota()->files(), 1000u);
   }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "terrace/base/rng.h"
+#include "terrace/base/testing/sweep.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/io/testing/test_data.h"
 #include "terrace/train/run_reader.h"
@@ -132,7 +133,7 @@ TEST_F(RunScrubTest, AFlippedBitInEveryByteOfASmallFileIsNamed) {
     // Every byte of parameter files is for store_format_test and tests/crash/flip_sweep.
     if (path.find("/rows-") != std::string::npos) continue;
     ++files;
-    for (std::size_t i = 0; i < whole.size(); ++i) {
+    for (std::size_t i = FirstOfSweep(); i < whole.size(); i += kSweepStride) {
       std::string bad = whole;
       bad[i] = static_cast<char>(bad[i] ^ (1 << rng.Below(8)));
       Replace(&fs_, path, bad);

@@ -457,11 +457,13 @@ Status MemoryFileSystem::SyncDirectory(const std::string& path) {
   TERRACE_ASSIGN_OR_RETURN(NodePtr folder, Find(path));
   if (!folder->is_directory) return ErrnoError(ENOTDIR, "syncing folder", path);
   for (NameChange& change : changes_) {
-    std::erase_if(change.parts,
-                  [&](const NameChange::Part& part) { return part.folder == folder; });
+    std::erase_if(change.parts, [&](const NameChange::Part& part) {
+      if (part.folder != folder) return false;
+      NameChange::Apply(part);
+      return true;
+    });
   }
   std::erase_if(changes_, [](const NameChange& change) { return change.parts.empty(); });
-  folder->durable_names = folder->names;
   return OkStatus();
 }
 
