@@ -38,18 +38,19 @@ function(terrace_library name)
 endfunction()
 
 # terrace_test(base_channel_test SOURCES channel_test.cc DEPS terrace::base). SHARDS n: its cases in so many parts, which
-# ctest runs side by side. ONE_THREAD: it starts no thread, or none that matters to what it is about, so that ThreadSanitizer
-# has nothing to find in it; ONE_THREAD_CASES "A.*:B.c": such cases, by gtest's patterns, of one that has others.
+# ctest runs side by side. ONE_THREAD: it starts no thread, which it checks, so that ThreadSanitizer has nothing to find in it;
+# ONE_THREAD_CASES "A.*:B.c": such cases, by gtest's patterns, of one that has others.
 function(terrace_test name)
   cmake_parse_arguments(ARG "ONE_THREAD" "TIMEOUT;SHARDS;ONE_THREAD_CASES" "SOURCES;DEPS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} terrace_flags GTest::gtest GTest::gmock GTest::gtest_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
-  # Half of what a build compiles is tests, of which most wait for the program's own code.
-  target_compile_options(${name} PRIVATE -O1)
+  # Half of what a build compiles is tests, which spend their time in the program's own code.
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   add_dependencies(terrace_tests ${name})
   if(ARG_ONE_THREAD)
     set(labels unit one_thread)
+    target_link_libraries(${name} PRIVATE terrace_one_thread)
   else()
     set(labels unit)
     add_dependencies(terrace_threaded_tests ${name})

@@ -25,11 +25,11 @@ def is_for_tidy(path):
 
 
 def syntax_command(entry):
-    """The compiler's command of `entry`, to check only."""
+    """The compiler's command of `entry`, to check only; gcc's names of warnings are none of clang's."""
     words = shlex.split(entry["command"])
     output = words.index("-o")
     del words[output:output + 2]
-    return [word for word in words if word != "-c"] + ["-fsyntax-only"]
+    return [word for word in words if word != "-c"] + ["-fsyntax-only", "-Werror", "-Wno-unknown-warning-option"]
 
 
 def main():

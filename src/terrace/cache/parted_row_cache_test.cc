@@ -1,6 +1,5 @@
 // A cache in parts: what RowCache promises, of all parts together.
 #include "terrace/cache/parted_row_cache.h"
-#include "terrace/base/testing/sweep.h"
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "terrace/base/clock.h"
+#include "terrace/base/testing/sweep.h"
 #include "terrace/base/thread.h"
 #include "terrace/cache/row_cache.h"
 #include "terrace/cache/testing/cache_fixture.h"

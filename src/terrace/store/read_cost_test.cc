@@ -1,7 +1,6 @@
 // The cost of reads: measured on a disk whose price and clock the test makes, remembered, asked for
 // again on another disk, and without any.
 #include "terrace/store/read_cost.h"
-#include "terrace/base/testing/sweep.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -12,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "terrace/base/testing/sweep.h"
 #include "terrace/io/faulty_file_system.h"
 #include "terrace/io/framed_file.h"
 #include "terrace/io/testing/memory_file_system.h"

@@ -1,6 +1,5 @@
 // The store against a map, on the file system in memory and on the disk.
 #include "terrace/store/store.h"
-#include "terrace/base/testing/sweep.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -11,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "terrace/base/testing/sweep.h"
 #include "terrace/io/faulty_file_system.h"
 #include "terrace/io/testing/memory_file_system.h"
 #include "terrace/io/testing/test_data.h"

@@ -299,6 +299,12 @@ void MemoryFileSystem::SetName(const NodePtr& folder, const std::string& name, N
 
 void MemoryFileSystem::LogChange(NameChange change) { changes_.push_back(std::move(change)); }
 
+template <typename Taken>
+void MemoryFileSystem::TakeChanges(Taken taken) {
+  for (NameChange& change : changes_) std::erase_if(change.parts, taken);
+  std::erase_if(changes_, [](const NameChange& change) { return change.parts.empty(); });
+}
+
 void MemoryFileSystem::Release(const NodePtr& node) {
   if (--node->holders == 0) used_bytes_ -= node->LiveBlocks() * kBlockBytes;
 }
@@ -442,6 +448,10 @@ Status MemoryFileSystem::MakeDirectories(const std::string& path) {
       made->is_directory = true;
       made->modified_micros = clock_->WallMicros();
       SetName(node, part, made);
+      // Durable at once, whatever was to become of an older one of that name.
+      TakeChanges([&](const NameChange::Part& change) {
+        return change.folder == node && change.name == part;
+      });
       node->durable_names[part] = made;
       node = std::move(made);
       continue;
@@ -456,14 +466,11 @@ Status MemoryFileSystem::SyncDirectory(const std::string& path) {
   MutexLock lock(&mu_);
   TERRACE_ASSIGN_OR_RETURN(NodePtr folder, Find(path));
   if (!folder->is_directory) return ErrnoError(ENOTDIR, "syncing folder", path);
-  for (NameChange& change : changes_) {
-    std::erase_if(change.parts, [&](const NameChange::Part& part) {
-      if (part.folder != folder) return false;
-      NameChange::Apply(part);
-      return true;
-    });
-  }
-  std::erase_if(changes_, [](const NameChange& change) { return change.parts.empty(); });
+  TakeChanges([&](const NameChange::Part& part) {
+    if (part.folder != folder) return false;
+    NameChange::Apply(part);
+    return true;
+  });
   return OkStatus();
 }
 

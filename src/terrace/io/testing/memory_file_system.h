@@ -72,6 +72,9 @@ class MemoryFileSystem final : public FileSystem {
       TERRACE_REQUIRES(mu_);
   void SetName(const NodePtr& folder, const std::string& name, NodePtr node) TERRACE_REQUIRES(mu_);
   void LogChange(NameChange change) TERRACE_REQUIRES(mu_);
+  // Those parts of changes that are not to wait for a sync: `taken` says so of each, in order.
+  template <typename Taken>
+  void TakeChanges(Taken taken) TERRACE_REQUIRES(mu_);
   void Release(const NodePtr& node) TERRACE_REQUIRES(mu_);
   Status Write(Node* node, std::uint64_t offset, std::span<const std::byte> data,
                const std::string& path) TERRACE_REQUIRES(mu_);

@@ -59,6 +59,18 @@ TEST(MemoryFileSystemTest, AKilledProcessLosesNothing) {
   EXPECT_EQ(Content(&fs, "b"), "one") << "what a crash left is durable";
 }
 
+TEST(MemoryFileSystemTest, AFolderThatIsMadeAnewOutlivesTheRemovalOfTheOldOne) {
+  for (const bool synced : {false, true}) {
+    MemoryFileSystem fs;
+    TERRACE_ASSERT_OK(fs.MakeDirectories("d"));
+    TERRACE_ASSERT_OK(fs.RemoveDirectory("d"));
+    TERRACE_ASSERT_OK(fs.MakeDirectories("d"));
+    if (synced) TERRACE_ASSERT_OK(fs.SyncDirectory("/"));
+    fs.Crash(1, synced ? Policy::kLoseUnsynced : Policy::kKeepAll);
+    TERRACE_EXPECT_OK(fs.Stat("d").status());
+  }
+}
+
 TEST(MemoryFileSystemTest, RemovalsAndRenamesNeedASyncOfTheFolder) {
   MemoryFileSystem fs;
   Append(&fs, "a", "a", true);
