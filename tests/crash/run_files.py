@@ -30,6 +30,11 @@ class RowFile:
     def keys_offset(self):
         return BLOCK + -(-self.rows * self.record_bytes // BLOCK) * BLOCK
 
+    @property
+    def padding_bytes(self):
+        """Zeros between the last record and the key section; none where the records fill their blocks."""
+        return self.keys_offset - self.record_offset(self.rows)
+
     def record_offset(self, row):
         return BLOCK + row * self.record_bytes
 
