@@ -17,7 +17,7 @@ def mix_key(key):
     return x ^ (x >> 31)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class RowFile:
     """One parameter file: where its sections lie, and the key and version of each record."""
     path: pathlib.Path

@@ -286,12 +286,14 @@ def test_damage_is_the_runs_where_a_file_of_the_run_is_named(terrace, workspace,
     (workspace / "train.gz").write_bytes(packed)
     assert run("train", "job.yaml", "--overwrite").returncode == 0
     for folder, pattern in (("tr", "dense/dense-*"), ("disk", "tr-*/default/shard-0/rows-*")):
-        (path, *_) = (workspace / folder).glob(pattern)
-        content = path.read_bytes()
-        path.write_bytes(content[:len(content) // 2])
+        contents = {path: path.read_bytes() for path in (workspace / folder).glob(pattern)}
+        assert contents
+        for path, content in contents.items():
+            path.write_bytes(content[:len(content) // 2])
         failed = run("evaluate", "tr", "--data", log)
         assert failed.returncode == 1 and "terrace inspect tr --verify" in failed.stderr, failed.stderr
-        path.write_bytes(content)
+        for path, content in contents.items():
+            path.write_bytes(content)
 
 
 def test_inspect_overview(terrace, finished):
@@ -518,6 +520,8 @@ def test_a_network_beyond_the_budget_takes_no_memory(terrace, workspace, log):
     run = harness.Run(terrace, workspace, jobs.tiny([log]))
     outcome = run.train("--set", "network.hidden=[65536, 65536]").expect(2)
     assert "network.hidden: 4," in outcome.output and "more than the memory.budget" in outcome.output, outcome.output
+    outcome = run.train("--set", "training.batch=1048576", "--set", "training.minibatch=1048576").expect(2)
+    assert "training.minibatch: " in outcome.output and "more than the memory.budget" in outcome.output, outcome.output
 
 
 def test_overwrite_goes_through_no_link(terrace, workspace, log):
