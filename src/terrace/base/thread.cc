@@ -9,6 +9,7 @@
 #include <immintrin.h>
 #endif
 
+#include <algorithm>
 #include <system_error>
 #include <utility>
 
@@ -36,8 +37,12 @@ Thread::Thread(std::string name, ThreadPriority priority, std::function<void()> 
         SetCurrentThreadName(name);
         FlushDenormals();
         if (priority == ThreadPriority::kYielding) {
-          // Nice values are per thread on Linux; a refusal only costs speed.
-          (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 5);
+          // Nice values are per thread on Linux, and a thread begins with its parent's; a refusal
+          // only costs speed.
+          const auto id = static_cast<id_t>(syscall(SYS_gettid));
+          constexpr int kSteps = 5, kMostNice = 19;
+          (void)setpriority(PRIO_PROCESS, id,
+                            std::min(kMostNice, getpriority(PRIO_PROCESS, id) + kSteps));
         }
         body();
       }) {

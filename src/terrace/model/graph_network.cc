@@ -123,7 +123,8 @@ Result<std::unique_ptr<Network>> GraphNetwork::Create(std::unique_ptr<Graph> gra
   if (buffers * floats > most_bytes / sizeof(float)) {
     return InvalidArgumentError(
         fmt::format("network.hidden: {} parameters take {} with gradients and optimizer state, "
-                    "more than the memory.budget of {}",
+                    "more than the memory.budget of {}: raise that beyond it, or choose smaller "
+                    "layers",
                     FormatCount(network->parameter_floats()),
                     FormatBytes(buffers * floats * sizeof(float)), FormatBytes(most_bytes)));
   }

@@ -39,9 +39,9 @@ RowProducts::RowProducts(const std::vector<StepTable>* tables, FirstLayer layer,
                          const NetworkInputSpec& inputs, std::uint32_t minibatch)
     : tables_(tables), layer_(layer), inputs_(inputs), minibatch_(minibatch) {}
 
-Result<std::unique_ptr<RowProducts>> RowProducts::Create(const std::vector<StepTable>* tables,
-                                                         Network* network, std::uint32_t minibatch,
-                                                         int threads) {
+std::unique_ptr<RowProducts> RowProducts::Create(const std::vector<StepTable>* tables,
+                                                 Network* network, std::uint32_t minibatch,
+                                                 int threads) {
   const FirstLayer layer = network->first_layer();
   const NetworkInputSpec& inputs = network->input_spec();
   std::unique_ptr<RowProducts> made(new RowProducts(tables, layer, inputs, minibatch));
@@ -49,13 +49,13 @@ Result<std::unique_ptr<RowProducts>> RowProducts::Create(const std::vector<StepT
   const bool wide = std::uint64_t{minibatch} * inputs.width() >= std::uint64_t{1} << 31;
   if (layer.width < kProductColumns || made->panels() < threads || inputs.embedding_width == 0 ||
       wide) {
-    return std::unique_ptr<RowProducts>();
+    return nullptr;
   }
-  TERRACE_RETURN_IF_ERROR(made->Allocate());
+  made->PlanMemory();
   return made;
 }
 
-Status RowProducts::Allocate() {
+void RowProducts::PlanMemory() {
   if (inputs_.dense_width > 0) {
     Group group;
     group.dense = true;
@@ -85,17 +85,19 @@ Status RowProducts::Allocate() {
   planned_sums_.first_row.resize(tables_->size());
 
   product_stride_ = ProductStride(layer_.width);
-  const std::size_t product_floats = AlignUp(minibatch_ * product_stride_, 16);
-  const std::size_t list = AlignUp(most_occurrences_ + groups_.size() + 1, 16);
-  constexpr std::size_t kLists = 8;
-  TERRACE_ASSIGN_OR_RETURN(memory_, HugeBuffer::Allocate((product_floats + kLists * list) * 4));
+  product_floats_ = AlignUp(minibatch_ * product_stride_, 16);
+  list_floats_ = AlignUp(most_occurrences_ + groups_.size() + 1, 16);
+}
+
+Status RowProducts::Allocate() {
+  TERRACE_ASSIGN_OR_RETURN(memory_, HugeBuffer::Allocate(bytes()));
   memory_.Touch();
   products_ = reinterpret_cast<float*>(memory_.data());
-  auto* lists = reinterpret_cast<std::uint32_t*>(products_ + product_floats);
+  auto* lists = reinterpret_cast<std::uint32_t*>(products_ + product_floats_);
   for (std::uint32_t** each :
        {&line_row_, &begin_, &line_, &example_, &row_group_, &sums_of_.at, &planned_sums_.at}) {
     *each = lists;
-    lists += list;
+    lists += list_floats_;
   }
   value_ = reinterpret_cast<float*>(lists);
   return OkStatus();

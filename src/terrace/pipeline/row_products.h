@@ -34,10 +34,12 @@ std::uint32_t LargestBits(const float* values, std::size_t count);
 
 class RowProducts {
  public:
-  // Null where the layer is none, or too narrow for `threads` to share. kOutOfMemory.
-  static Result<std::unique_ptr<RowProducts>> Create(const std::vector<StepTable>* tables,
-                                                     Network* network, std::uint32_t minibatch,
-                                                     int threads);
+  // Null where the layer is none, or too narrow for `threads` to share.
+  static std::unique_ptr<RowProducts> Create(const std::vector<StepTable>* tables, Network* network,
+                                             std::uint32_t minibatch, int threads);
+  // Takes bytes() of memory, all at once. Before anything else. kOutOfMemory.
+  Status Allocate();
+  std::uint64_t bytes() const { return (product_floats_ + kLists * list_floats_) * sizeof(float); }
 
   // Of the memory that the caller lends for lines and their gradients, 64-byte aligned, until the
   // mini-batch is applied.
@@ -116,7 +118,7 @@ class RowProducts {
 
   RowProducts(const std::vector<StepTable>* tables, FirstLayer layer,
               const NetworkInputSpec& inputs, std::uint32_t minibatch);
-  Status Allocate();
+  void PlanMemory();
   static Ahead AheadOf(const WorkItem& item, std::uint32_t m);
   void CountLines(const WorkItem& item, std::uint32_t m);
   void PlaceGroups(const WorkItem& item, std::uint32_t m);
@@ -138,6 +140,8 @@ class RowProducts {
   float* lines_ = nullptr;
   float* products_ = nullptr;  // (minibatch, product_stride_)
   std::size_t product_stride_ = 0;
+  static constexpr std::size_t kLists = 8;
+  std::size_t product_floats_ = 0, list_floats_ = 0;
   HugeBuffer memory_;  // Of the products and the lists below.
 
   SumPlaces sums_of_;  // Of the mini-batch that Plan was called for last.

@@ -270,7 +270,8 @@ TEST_F(RowProductsTest, TeachWhatExamplesDo) {
     SCOPED_TRACE(number);
     Make(Case(number));
     const auto network = MakeNetwork();
-    auto products = RowProducts::Create(&tables_, network.get(), kMinibatch, 1).value();
+    auto products = RowProducts::Create(&tables_, network.get(), kMinibatch, 1);
+    ASSERT_TRUE(products->Allocate().ok());
     ASSERT_NE(products, nullptr);
     std::vector<float> lines(products->line_floats());
     products->UseLines(lines.data());
@@ -295,7 +296,8 @@ TEST_F(RowProductsTest, LeaveKeysThatDoNotRepeatToTheExamples) {
   settings.keys = 1'000'000;
   Make(settings);
   const auto network = MakeNetwork();
-  auto products = RowProducts::Create(&tables_, network.get(), kMinibatch, 1).value();
+  auto products = RowProducts::Create(&tables_, network.get(), kMinibatch, 1);
+  ASSERT_TRUE(products->Allocate().ok());
   std::vector<float> lines(products->line_floats());
   products->UseLines(lines.data());
   EXPECT_FALSE(products->Plan(*Plan(MakeBatch(11)), 0));
@@ -309,11 +311,10 @@ TEST_F(RowProductsTest, LeaveKeysThatDoNotRepeatToTheExamples) {
 TEST_F(RowProductsTest, NeedALayerThatThreadsCanShare) {
   Settings settings;
   Make(settings);
-  EXPECT_EQ(RowProducts::Create(&tables_, MakeNetwork(true).get(), kMinibatch, 1).value(), nullptr);
+  EXPECT_EQ(RowProducts::Create(&tables_, MakeNetwork(true).get(), kMinibatch, 1), nullptr);
   const int most = static_cast<int>((settings_.hidden + kProductColumns - 1) / kProductColumns);
-  EXPECT_NE(RowProducts::Create(&tables_, MakeNetwork().get(), kMinibatch, most).value(), nullptr);
-  EXPECT_EQ(RowProducts::Create(&tables_, MakeNetwork().get(), kMinibatch, most + 1).value(),
-            nullptr);
+  EXPECT_NE(RowProducts::Create(&tables_, MakeNetwork().get(), kMinibatch, most), nullptr);
+  EXPECT_EQ(RowProducts::Create(&tables_, MakeNetwork().get(), kMinibatch, most + 1), nullptr);
 }
 
 // Rows that one slot has, and such that two have.

@@ -11,6 +11,7 @@
 
 #include "terrace/base/check.h"
 #include "terrace/base/prefetch.h"
+#include "terrace/base/units.h"
 
 namespace terrace {
 namespace {
@@ -85,6 +86,7 @@ struct StepExecutor::Slice {
   std::uint32_t end = 0;
   double loss_sum = 0;
   std::uint32_t largest_gradient = 0;  // As LargestBits says it.
+  std::uint32_t beyond_limit = 0;      // As ExampleBeyondLimit says it.
   Status status;
   std::vector<float> gradient_sum;      // (kRowsAtOnce, weight_floats)
   std::vector<StatisticsDelta> deltas;  // (kRowsAtOnce)
@@ -100,15 +102,36 @@ StepExecutor::~StepExecutor() = default;
 
 Result<std::unique_ptr<StepExecutor>> StepExecutor::Create(std::vector<StepTable> tables,
                                                            std::uint32_t minibatch,
-                                                           Network* network, WorkerGroup* workers) {
+                                                           Network* network, WorkerGroup* workers,
+                                                           std::uint64_t most_bytes) {
   std::unique_ptr<StepExecutor> executor(
       new StepExecutor(std::move(tables), minibatch, network, workers));
   executor->PlanSlices();
+  constexpr std::size_t kLineFloats = kCacheLineBytes / sizeof(float);
+  executor->gradient_stride_ = AlignUp(network->input_spec().embedding_width, kLineFloats);
+  executor->products_ =
+      RowProducts::Create(&executor->tables_, network, minibatch, workers->size());
+  RowProducts* const products = executor->products_.get();
+  const std::size_t gradient_floats = std::max(executor->gradient_stride_ * minibatch,
+                                               products == nullptr ? 0 : products->line_floats());
+  const auto slices = static_cast<int>(executor->slice_shares_.size()) - 1;
+  std::uint64_t bytes =
+      gradient_floats * sizeof(float) + (products == nullptr ? 0 : products->bytes());
+  for (int i = 0; i < slices; ++i) {
+    bytes += network->ContextBytes(executor->MostBlockExamples(executor->MostExamples(i)));
+  }
+  if (bytes > most_bytes) {
+    return InvalidArgumentError(fmt::format(
+        "training.minibatch: with this network {} examples take {} on training.threads {}, more "
+        "than the memory.budget of {}: raise that beyond it, lower one of the two, or choose "
+        "smaller layers (network.hidden)",
+        FormatCount(minibatch), FormatBytes(bytes), workers->size(), FormatBytes(most_bytes)));
+  }
   std::size_t widest = 0;
   for (const StepTable& table : executor->tables_) {
     widest = std::max<std::size_t>(widest, table.schema->weight_floats());
   }
-  for (int i = 0; i + 1 < static_cast<int>(executor->slice_shares_.size()); ++i) {
+  for (int i = 0; i < slices; ++i) {
     auto slice = std::make_unique<Slice>();
     const std::uint32_t block = executor->MostBlockExamples(executor->MostExamples(i));
     TERRACE_ASSIGN_OR_RETURN(slice->context, network->NewContext(block));
@@ -121,16 +144,11 @@ Result<std::unique_ptr<StepExecutor>> StepExecutor::Create(std::vector<StepTable
   executor->probability_.resize(minibatch);
   executor->weight_.resize(minibatch);
   executor->wide_gradient_.resize(minibatch);
-  constexpr std::size_t kLineFloats = kCacheLineBytes / sizeof(float);
-  executor->gradient_stride_ = AlignUp(network->input_spec().embedding_width, kLineFloats);
-  TERRACE_ASSIGN_OR_RETURN(executor->products_, RowProducts::Create(&executor->tables_, network,
-                                                                    minibatch, workers->size()));
-  const std::size_t floats =
-      std::max(executor->gradient_stride_ * minibatch,
-               executor->products_ == nullptr ? 0 : executor->products_->line_floats());
-  TERRACE_ASSIGN_OR_RETURN(executor->block_gradient_, HugeBuffer::Allocate(floats * sizeof(float)));
+  if (products != nullptr) TERRACE_RETURN_IF_ERROR(products->Allocate());
+  TERRACE_ASSIGN_OR_RETURN(executor->block_gradient_,
+                           HugeBuffer::Allocate(gradient_floats * sizeof(float)));
   executor->block_gradient_.Touch();
-  if (executor->products_ != nullptr) executor->products_->UseLines(executor->GradientLine(0));
+  if (products != nullptr) products->UseLines(executor->GradientLine(0));
   return executor;
 }
 
@@ -364,6 +382,13 @@ Result<std::span<const SlicePrediction>> StepExecutor::Train(
                                                            : kNoExample);
   }
   if (by_rows_) products_->AddShared();
+  if (SumsMayPassLimit(item, m, largest)) {
+    const std::uint32_t example = ExampleBeyondLimit(item, m);
+    if (example != kNoExample) {
+      return BadGradient(item, m, file_name, "the gradients of a row sum to more than 1e15",
+                         example);
+    }
+  }
   const int parts = slices();
   workers_->Run(slices(), [&](int part) { network_->ReduceGradients(contexts_, part, parts); });
   // Of the norm, which no element is beyond. A NaN is not within it either.
@@ -432,8 +457,8 @@ void StepExecutor::RenewPart(const WorkItem& item, std::uint32_t m, std::uint64_
   }
 }
 
-void StepExecutor::ApplyRows(const WorkItem& item, std::uint32_t m, int part,
-                             const StepRates& rates, std::uint64_t examples_seen) {
+template <typename Visit>
+void StepExecutor::SumRows(const WorkItem& item, std::uint32_t m, int part, Visit visit) {
   Slice* slice = slices_[static_cast<std::size_t>(part)].get();
   const std::uint32_t begin_example = item.MinibatchBegin(m);
   SparseGradients gradients;
@@ -479,23 +504,66 @@ void StepExecutor::ApplyRows(const WorkItem& item, std::uint32_t m, int part,
       }
       return low;
     };
-    ApplyStep step;
-    step.learning_rate = rates.sparse[t];
-    step.examples_seen = examples_seen;
-    step.examples_before = examples_seen - (item.MinibatchEnd(m) - begin_example);
     const std::size_t last = boundary(part + 1);
     for (std::size_t first = boundary(part); first < last; first += kRowsAtOnce) {
       const std::size_t end = std::min(first + kRowsAtOnce, last);
       Accumulate(*tables_[t].schema, rows, gradients, first, end, slice->gradient_sum.data(),
                  slice->deltas.data());
-      std::span<std::byte* const> placed = rows.row.subspan(first, end - first);
-      if (tables_[t].admits) {
-        placed = KeepPlaced(placed, tables_[t].schema->weight_floats(), slice->gradient_sum.data(),
-                            slice->deltas.data(), &slice->places);
-      }
-      Apply(*tables_[t].schema, step, placed, slice->gradient_sum.data(), slice->deltas.data());
+      visit(t, rows, first, end);
     }
   }
+}
+
+void StepExecutor::ApplyRows(const WorkItem& item, std::uint32_t m, int part,
+                             const StepRates& rates, std::uint64_t examples_seen) {
+  Slice* slice = slices_[static_cast<std::size_t>(part)].get();
+  ApplyStep step;
+  step.examples_seen = examples_seen;
+  step.examples_before = examples_seen - (item.MinibatchEnd(m) - item.MinibatchBegin(m));
+  SumRows(item, m, part,
+          [&](std::size_t t, const MiniBatchRows& rows, std::size_t first, std::size_t end) {
+            const StepTable& table = tables_[t];
+            step.learning_rate = rates.sparse[t];
+            std::span<std::byte* const> placed = rows.row.subspan(first, end - first);
+            if (table.admits) {
+              placed = KeepPlaced(placed, table.schema->weight_floats(), slice->gradient_sum.data(),
+                                  slice->deltas.data(), &slice->places);
+            }
+            Apply(*table.schema, step, placed, slice->gradient_sum.data(), slice->deltas.data());
+          });
+}
+
+bool StepExecutor::SumsMayPassLimit(const WorkItem& item, std::uint32_t m,
+                                    std::uint32_t largest) const {
+  double most = 0;
+  for (const TableWork& work : item.tables) {
+    const std::size_t begin = work.occurrence_begin[m];
+    const std::size_t count = work.occurrence_begin[m + 1] - begin;
+    const float value = work.value.empty()
+                            ? 1.0f
+                            : std::bit_cast<float>(LargestBits(work.value.data() + begin, count));
+    most = std::max(most, static_cast<double>(count) * std::max(value, 1.0f));
+  }
+  return most * std::bit_cast<float>(largest) >= kGradientLimit;
+}
+
+std::uint32_t StepExecutor::ExampleBeyondLimit(const WorkItem& item, std::uint32_t m) {
+  workers_->Run(slices(), [&](int part) {
+    Slice* slice = slices_[static_cast<std::size_t>(part)].get();
+    slice->beyond_limit = kNoExample;
+    SumRows(item, m, part,
+            [&](std::size_t t, const MiniBatchRows& rows, std::size_t first, std::size_t end) {
+              const std::size_t floats = tables_[t].schema->weight_floats();
+              for (std::size_t r = first; r < end; ++r) {
+                const float* sums = slice->gradient_sum.data() + (r - first) * floats;
+                if (WithinLimit(LargestBits(sums, floats))) continue;
+                slice->beyond_limit = std::min(slice->beyond_limit, rows.example[rows.begin[r]]);
+              }
+            });
+  });
+  std::uint32_t example = kNoExample;
+  for (const auto& slice : slices_) example = std::min(example, slice->beyond_limit);
+  return example;
 }
 
 void StepExecutor::MarkRows(WorkItem* item, std::uint32_t m, int part) const {
@@ -518,7 +586,7 @@ Status StepExecutor::BadGradient(const WorkItem& item, std::uint32_t m,
       batch.first_example + begin, batch.first_example + end - 1);
   const auto is_bad = [&](std::uint32_t e) {
     if (!std::isfinite(logit_[e])) return true;
-    if (by_rows_) return e == known;
+    if (by_rows_ || known != kNoExample) return e == known;
     return !WithinLimit(LargestBits(GradientLine(e), network_->input_spec().embedding_width));
   };
   int shown = 0;

@@ -44,10 +44,11 @@ struct SlicePrediction {
 class StepExecutor {
  public:
   // Makes the contexts of the slices that a mini-batch of `minibatch` examples is cut into.
-  // kOutOfMemory.
+  // kOutOfMemory; kInvalidArgument, before it is taken: all would come to more than `most_bytes`.
   static Result<std::unique_ptr<StepExecutor>> Create(std::vector<StepTable> tables,
                                                       std::uint32_t minibatch, Network* network,
-                                                      WorkerGroup* workers);
+                                                      WorkerGroup* workers,
+                                                      std::uint64_t most_bytes = ~std::uint64_t{0});
   ~StepExecutor();
 
   // Predicts mini-batch m, then trains on it: rows, dense parameters and statistics change, and
@@ -104,6 +105,14 @@ class StepExecutor {
   std::uint32_t MostBlockExamples(std::uint32_t slice) const;
   Status RunSlice(const WorkItem& item, std::uint32_t m, bool train, Slice* slice);
   std::span<const SlicePrediction> Predictions(const WorkItem& item, std::uint32_t m);
+  // visit(table, rows, first, end), with the sums of these rows in the slice of the part.
+  template <typename Visit>
+  void SumRows(const WorkItem& item, std::uint32_t m, int part, Visit visit);
+  // Whether the sum of a row's gradients may be beyond what one of its occurrences may be.
+  bool SumsMayPassLimit(const WorkItem& item, std::uint32_t m, std::uint32_t largest) const;
+  // An example that holds a row whose sum is not finite, or beyond the limit; kNoExample: there is
+  // none.
+  std::uint32_t ExampleBeyondLimit(const WorkItem& item, std::uint32_t m);
   void ApplyRows(const WorkItem& item, std::uint32_t m, int part, const StepRates& rates,
                  std::uint64_t examples_seen);
   // Marks the working rows that no mini-batch before m has marked.

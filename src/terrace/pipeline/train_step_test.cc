@@ -209,6 +209,57 @@ TEST_F(StepTest, AHugeGradientOfTheNetworkStopsBeforeAnythingIsApplied) {
   }
 }
 
+// The gradient that each occurrence of a key has is within the limit.
+TEST_F(StepTest, AHugeSumOfARowsGradientsStopsBeforeAnythingIsApplied) {
+  for (const float weight : {1e13f, 1e16f}) {
+    SCOPED_TRACE(weight);
+    NetworkSpec spec;
+    spec.hidden = {};
+    spec.wide = inputs_.wide;
+    const auto network = CreateNetwork(spec, inputs_, 7).value();
+    WorkerGroup workers("compute", 2);
+    auto executor = MakeExecutor(network.get(), &workers);
+    auto batch = std::make_shared<Batch>(*MakeBatch());
+    std::ranges::fill(batch->dense, 0.0f);
+    std::ranges::fill(batch->label, 0.0f);
+    auto item = Plan(batch);
+    std::ranges::fill(rows_, std::byte{0});
+    // The bias makes each logit certain and wrong, so that each occurrence's gradient is weight /
+    // kMinibatch.
+    DenseState state = network->Save();
+    std::ranges::fill(state.buffers[0], weight);
+    ASSERT_TRUE(network->Load(state).ok());
+    const std::vector<std::byte> rows_before = rows_;
+    const auto predictions = executor->Train(item.get(), 0, rates_, 1000, FileName);
+    if (weight < 1e15f) {
+      ASSERT_TRUE(predictions.ok()) << predictions.status().ToString();
+      EXPECT_NE(rows_, rows_before);
+      continue;
+    }
+    EXPECT_EQ(predictions.status().code(), StatusCode::kInternal);
+    const std::string& message = predictions.status().message();
+    EXPECT_NE(message.find("a row sum to more than 1e15"), std::string::npos) << message;
+    EXPECT_NE(message.find("clicks.tsv', keys 0x"), std::string::npos) << message;
+    EXPECT_EQ(rows_, rows_before);
+    EXPECT_EQ(network->Save().buffers, state.buffers);
+  }
+}
+
+TEST_F(StepTest, MoreMemoryThanThereMayBeIsNotTaken) {
+  NetworkSpec spec;
+  spec.wide = inputs_.wide;
+  const auto network = CreateNetwork(spec, inputs_, 7).value();
+  WorkerGroup workers("compute", 2);
+  const auto create = [&](std::uint64_t most_bytes) {
+    StepTable table;
+    table.schema = &schema_;
+    for (std::uint32_t s = 0; s < kSlots; ++s) table.slots.push_back({s, s * kDim, false});
+    return StepExecutor::Create({table}, 4096, network.get(), &workers, most_bytes).status();
+  };
+  EXPECT_TRUE(create(64 << 20).ok());
+  EXPECT_EQ(create(64 << 10).code(), StatusCode::kInvalidArgument);
+}
+
 TEST_F(StepTest, RowsThatAreNowhereReadAsZeros) {
   LinearNetwork network(inputs_);
   WorkerGroup workers("compute", 1);

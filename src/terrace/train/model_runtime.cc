@@ -11,9 +11,10 @@ Result<ModelRuntime> ModelRuntime::Make(const Job& job, const ModelPlan& plan) {
   PrepareComputeThread();
   made.workers = std::make_unique<WorkerGroup>("compute", job.training.threads,
                                                [] { PrepareComputeThread(); });
-  TERRACE_ASSIGN_OR_RETURN(made.executor,
-                           StepExecutor::Create(StepTables(plan, job.seed), job.training.minibatch,
-                                                made.network.get(), made.workers.get()));
+  TERRACE_ASSIGN_OR_RETURN(
+      made.executor,
+      StepExecutor::Create(StepTables(plan, job.seed), job.training.minibatch, made.network.get(),
+                           made.workers.get(), job.memory.budget_bytes));
   TERRACE_RETURN_IF_ERROR(made.executor->WarmUp());
   return made;
 }
