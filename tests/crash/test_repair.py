@@ -146,13 +146,17 @@ def test_a_damaged_checkpoint(run, log, expected, what, newest):
     assert_same_as_undisturbed(run, log, expected)
 
 
-def test_every_checkpoint_damaged(run):
+def test_every_checkpoint_damaged(run, log):
     for name in run.checkpoints():
         run_files.overwrite(run.path / "checkpoints" / name, 100)
     before = run_files.contents(run.path)
     result = inspect(run, "--repair", "--yes")
     assert result.returncode == 1 and "--overwrite" in result.stderr, result.stderr
     assert run_files.contents(run.path) == before
+    result = subprocess.run([str(run.terrace.binary), "evaluate", str(run.path), "--data", str(log)],
+                            capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert result.returncode == 1, result.stderr
+    assert "no checkpoint of the run" in result.stderr and "--verify" in result.stderr, result.stderr
 
 
 def damage_newest_rows(run, count, seed):

@@ -383,6 +383,8 @@ def test_outputs_that_must_not_be_replaced(terrace, finished, log, workspace):
             refused = run_binary(terrace, *command, "--output", workspace / name)
             assert refused.returncode == 2 and words in refused.stderr, refused.stderr
             assert sorted(workspace.iterdir()) == before
+        refused = run_binary(terrace, *command, "--output", "")
+        assert refused.returncode == 2 and "--output is empty" in refused.stderr, refused.stderr
         assert run_binary(terrace, *command, "--output", workspace / "link").returncode == 0
         assert (workspace / "link").is_symlink() and len((workspace / "behind").read_text().splitlines()) >= 100
         assert not (workspace / "behind.partial").exists()
@@ -520,8 +522,8 @@ def test_a_network_beyond_the_budget_takes_no_memory(terrace, workspace, log):
     run = harness.Run(terrace, workspace, jobs.tiny([log]))
     outcome = run.train("--set", "network.hidden=[65536, 65536]").expect(2)
     assert "network.hidden: 4," in outcome.output and "more than the memory.budget" in outcome.output, outcome.output
-    outcome = run.train("--set", "training.batch=1048576", "--set", "training.minibatch=1048576").expect(2)
-    assert "training.minibatch: " in outcome.output and "more than the memory.budget" in outcome.output, outcome.output
+    outcome = run.train("--set", "training.batch=1048576", "--set", "training.minibatch=1048576", "--set", "table.dim=64").expect(2)
+    assert "training.minibatch: " in outcome.output and "memory.budget has no room" in outcome.output, outcome.output
 
 
 def test_overwrite_goes_through_no_link(terrace, workspace, log):

@@ -122,10 +122,10 @@ Result<std::unique_ptr<StepExecutor>> StepExecutor::Create(std::vector<StepTable
   }
   if (bytes > most_bytes) {
     return InvalidArgumentError(fmt::format(
-        "training.minibatch: with this network {} examples take {} on training.threads {}, more "
-        "than the memory.budget of {}: raise that beyond it, lower one of the two, or choose "
+        "training.minibatch: with this network {} examples take {} on training.threads {}, which "
+        "the memory.budget has no room for: raise that beyond it, lower one of the two, or choose "
         "smaller layers (network.hidden)",
-        FormatCount(minibatch), FormatBytes(bytes), workers->size(), FormatBytes(most_bytes)));
+        FormatCount(minibatch), FormatBytes(bytes), workers->size()));
   }
   std::size_t widest = 0;
   for (const StepTable& table : executor->tables_) {

@@ -274,8 +274,14 @@ Result<HeldCheckpoint> HoldNewestCheckpoint(RunFolder* run) {
   for (int round = 0; round < kRounds; ++round) {
     TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids, run->ListCheckpoints());
     if (ids.empty()) {
-      return NotFoundError(fmt::format(
-          "the run '{}' has no checkpoint yet: wait for its first, or train it", run->path()));
+      TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> files, run->ListCheckpointFiles());
+      if (files.empty()) {
+        return NotFoundError(fmt::format(
+            "the run '{}' has no checkpoint yet: wait for its first, or train it", run->path()));
+      }
+      TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> since, run->ListCheckpoints());
+      if (!since.empty()) continue;  // The first one has come meanwhile.
+      return CorruptionError(fmt::format("no checkpoint of the run '{}' can be read", run->path()));
     }
     const auto lost = [](const Status& status) {
       return status.code() == StatusCode::kNotFound || status.code() == StatusCode::kUnavailable;
