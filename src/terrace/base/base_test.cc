@@ -1,3 +1,6 @@
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -222,6 +225,22 @@ TEST(WorkerGroup, ItsOwnThreadsFlushDenormals) {
   });
   EXPECT_EQ(FlushedDenormals(), 0);
   EXPECT_EQ(flushed, 2 * (kThreads - 1));
+}
+
+// The user's own nice value counts, and who yields does not yield more for having been started by
+// one that does.
+TEST(Thread, YieldsByFiveToTheProcess) {
+  const auto nice = [](id_t thread) { return getpriority(PRIO_PROCESS, thread); };
+  const int own = nice(static_cast<id_t>(getpid()));
+  int outer = 0, inner = 0;
+  Thread thread("outer", ThreadPriority::kYielding, [&] {
+    outer = nice(0);
+    Thread within("inner", ThreadPriority::kYielding, [&] { inner = nice(0); });
+    within.Join();
+  });
+  thread.Join();
+  EXPECT_EQ(outer, std::min(19, own + 5));
+  EXPECT_EQ(inner, outer);
 }
 
 TEST(Thread, TellsItsCpuTimeWhileItRuns) {

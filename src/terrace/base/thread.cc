@@ -37,12 +37,12 @@ Thread::Thread(std::string name, ThreadPriority priority, std::function<void()> 
         SetCurrentThreadName(name);
         FlushDenormals();
         if (priority == ThreadPriority::kYielding) {
-          // Nice values are per thread on Linux, and a thread begins with its parent's; a refusal
-          // only costs speed.
-          const auto id = static_cast<id_t>(syscall(SYS_gettid));
+          // Nice values are per thread on Linux: beyond the main thread's, which has the process's
+          // number, and not its parent's, which may yield itself. A refusal only costs speed.
           constexpr int kSteps = 5, kMostNice = 19;
-          (void)setpriority(PRIO_PROCESS, id,
-                            std::min(kMostNice, getpriority(PRIO_PROCESS, id) + kSteps));
+          const int own = getpriority(PRIO_PROCESS, static_cast<id_t>(getpid()));
+          (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)),
+                            std::min(kMostNice, own + kSteps));
         }
         body();
       }) {
