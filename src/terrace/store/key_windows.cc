@@ -27,6 +27,9 @@ constexpr std::uint32_t kLongBucket = 32;
 // Places that a word moves up within its bucket without a branch; the few that lie further behind
 // are sorted by insertion.
 constexpr std::size_t kBehind = 2;
+// Of a version in a window, below its sequence.
+constexpr int kNumberBits = 64 - kSequenceBits;
+constexpr std::uint64_t kNumberMask = (std::uint64_t{1} << kNumberBits) - 1;
 
 // Keeps the greater one, returns the other, without a branch to mispredict.
 std::uint64_t ExchangeGreater(std::uint64_t word, std::uint64_t* greatest) {
@@ -90,8 +93,9 @@ Result<std::unique_ptr<KeyRounds>> KeyRounds::Create(ReadQueue* queue,
   std::unique_ptr<KeyRounds> rounds(new KeyRounds(queue, sections, grain));
   std::uint64_t all = 0;
   for (const KeySection& section : sections) all += BlocksFor(section.entries);
-  const std::uint64_t blocks =
-      std::min(all, std::max<std::uint64_t>(2 * sections.size(), bytes / 2 / kBlockBytes));
+  // A round's entries have numbers in a window, whatever the keys are.
+  const std::uint64_t most = std::min(bytes / 2, (kNumberMask + 1) * kKeyEntryBytes) / kBlockBytes;
+  const std::uint64_t blocks = std::min(all, std::max<std::uint64_t>(2 * sections.size(), most));
   for (Buffer& buffer : rounds->buffers_) {
     TERRACE_ASSIGN_OR_RETURN(buffer.memory, HugeBuffer::Allocate(blocks * kBlockBytes));
   }
@@ -250,7 +254,8 @@ KeyWindows::KeyWindows(const KeyRounds* rounds)
           1)),
       window_bits_(65 - static_cast<int>(std::bit_width(rounds->entries() >> bucket_bits_ | 1))),
       runs_(rounds->sources()),
-      places_(std::size_t{1} << bucket_bits_) {}
+      places_(std::size_t{1} << bucket_bits_),
+      newest_of_(rounds->sources()) {}
 
 void KeyWindows::Start(std::uint64_t first, std::uint64_t last) {
   TERRACE_CHECK(first <= last && first >= rounds_->first() && last <= rounds_->last());
@@ -274,7 +279,7 @@ void KeyWindows::Start(std::uint64_t first, std::uint64_t last) {
   done_ = false;
 }
 
-Result<std::span<const KeyVersion>> KeyWindows::Next() {
+Status KeyWindows::Next(RawVector<KeyPlace>* rows, std::vector<KeyPlace>* deletions) {
   TERRACE_CHECK(!done_);
   const std::uint64_t span =
       window_bits_ == 64 ? kLastHash : (std::uint64_t{1} << window_bits_) - 1;
@@ -300,8 +305,18 @@ Result<std::span<const KeyVersion>> KeyWindows::Next() {
   }
   ahead_ = kKeyEntryBytes * count_ / runs_.size() + 64;
   Sort();
+  if (!FindNewest()) {
+    // Keys that somebody chose: their hashes differ only in bits that no word has.
+    std::uint64_t* const words = words_.data() + kBehind;
+    std::sort(words, words + count_, [&](std::uint64_t one, std::uint64_t other) {
+      one &= numbers_, other &= numbers_;
+      return std::pair(taken_[one].hash, one) < std::pair(taken_[other].hash, other);
+    });
+    TERRACE_CHECK(FindNewest());
+  }
+  Tell(rows, deletions);
   base_ = end_ + 1;
-  return std::span<const KeyVersion>(sorted_.data(), count_);
+  return OkStatus();
 }
 
 Status KeyWindows::Take(std::uint32_t source, std::uint64_t limit) {
@@ -324,7 +339,7 @@ Status KeyWindows::Take(std::uint32_t source, std::uint64_t limit) {
       for (std::uint64_t k = 0; k < step; ++k) hashes[k] = piece.HashAt(i + k);
     }
     if (taken_.size() < count + kStep) taken_.resize(2 * count + kStep);
-    KeyVersion* const taken = taken_.data();
+    Version* const taken = taken_.data();
     for (std::uint64_t k = 0; k < step; ++k, ++i) {
       const std::uint64_t hash = hashes[k];
       if (hash < least || (least == 0 && i > run.next)) return rounds_->OutOfOrder(source, i);
@@ -359,11 +374,11 @@ void KeyWindows::Sort() {
     place = sum;
     sum += count;
   }
-  if (sorted_.size() < count_) sorted_.resize(taken_.size());
   if (words_.size() < taken_.size() + kBehind) words_.resize(taken_.size() + kBehind);
-  const std::uint64_t numbers = std::bit_ceil(count_ + 1) - 1;
+  numbers_ = std::bit_ceil(count_ + 1) - 1;
+  const std::uint64_t numbers = numbers_;
   const std::size_t count = count_;
-  const KeyVersion* const taken = taken_.data();
+  const Version* const taken = taken_.data();
   std::uint64_t* const behind = words_.data();
   std::uint64_t* const words = behind + kBehind;
   std::uint32_t* const places = places_.data();
@@ -376,12 +391,7 @@ void KeyWindows::Sort() {
   if (longest > kLongBucket) {
     // Of hot keys, or of keys that somebody chose.
     for (std::size_t b = 0, begin = 0; b < places_.size(); begin = places_[b++]) {
-      if (places_[b] - begin <= kLongBucket) continue;
-      std::sort(words + begin, words + places_[b], [&](std::uint64_t one, std::uint64_t other) {
-        one &= numbers, other &= numbers;
-        const std::uint64_t hash = taken[one].hash, other_hash = taken[other].hash;
-        return hash != other_hash ? hash < other_hash : one < other;
-      });
+      if (places_[b] - begin > kLongBucket) std::sort(words + begin, words + places_[b]);
     }
   }
   // Two passes at once, each of which carries the greatest so far on: all move up by a place that
@@ -393,13 +403,56 @@ void KeyWindows::Sort() {
   }
   behind[count] = second;
   behind[count + 1] = greatest;
-  KeyVersion* const sorted = sorted_.data();
-  for (std::size_t i = 0; i < count; ++i) {
-    const KeyVersion moving = taken[words[i] & numbers];
+  for (std::size_t i = 1; i < count; ++i) {
+    const std::uint64_t moving = words[i];
     std::size_t at = i;
-    for (; at > 0 && sorted[at - 1].hash > moving.hash; --at) sorted[at] = sorted[at - 1];
-    sorted[at] = moving;
+    for (; at > 0 && words[at - 1] > moving; --at) words[at] = words[at - 1];
+    words[at] = moving;
   }
+}
+
+// No processor foresees whether a key has another version: nothing branches on it.
+bool KeyWindows::FindNewest() {
+  keys_ = 0;
+  if (count_ == 0) return true;
+  TERRACE_CHECK(count_ <= kNumberMask);
+  if (newest_.size() < count_) newest_.resize(taken_.size());
+  const Version* const taken = taken_.data();
+  const std::uint64_t* const words = words_.data() + kBehind;
+  std::uint32_t* const newest = newest_.data();
+  std::uint64_t hash = taken[words[0] & numbers_].hash;
+  // The newest version so far: by sequence, then by section, as its number in taken_ is.
+  std::uint64_t best = 0;
+  std::size_t key = 0;
+  bool sorted = true;
+  for (std::size_t i = 0; i < count_; ++i) {
+    const std::uint64_t number = words[i] & numbers_;
+    const Version& version = taken[number];
+    const std::uint64_t other = version.hash != hash ? 1 : 0;
+    sorted &= version.hash >= hash;
+    hash = version.hash;
+    best = std::max(best & (other - 1), SequenceOf(version.version) << kNumberBits | number);
+    key += other;
+    newest[key] = static_cast<std::uint32_t>(best);
+  }
+  keys_ = key + 1;
+  return sorted;
+}
+
+void KeyWindows::Tell(RawVector<KeyPlace>* rows, std::vector<KeyPlace>* deletions) {
+  std::size_t told = rows->size();
+  rows->resize(told + keys_);
+  KeyPlace* const all = rows->data();
+  for (std::size_t key = 0; key < keys_; ++key) {
+    const Version& version = taken_[newest_[key] & kNumberMask];
+    ++newest_of_[SlotOfPlace(version.place)];
+    if (IsDeletion(version.version)) [[unlikely]] {
+      deletions->push_back({version.hash, version.place});
+    } else {
+      all[told++] = {version.hash, version.place};
+    }
+  }
+  rows->resize(told);
 }
 
 }  // namespace terrace

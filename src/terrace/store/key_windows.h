@@ -1,8 +1,9 @@
 // The key sections of many files, merged by hash. KeyRounds reads them side by side, a range of
 // hashes at a time: of one round all versions are in memory while the disk brings the next.
-// KeyWindows sorts what a piece of a round holds, window by window, in the second cache: a heap
-// over as many sections would mispredict at every level for every key. Threads: KeyRounds is one
-// thread's, and between two calls of Next any thread reads the round; a KeyWindows is one thread's.
+// KeyWindows sorts what a piece of a round holds, window by window, in the second cache, and finds
+// the newest version of each key: a heap over as many sections would mispredict at every level for
+// every key. Threads: KeyRounds is one thread's, and between two calls of Next any thread reads the
+// round; a KeyWindows is one thread's.
 #pragma once
 
 #include <cstddef>
@@ -28,13 +29,6 @@ struct KeySection {
   std::uint64_t offset = 0;
   std::uint64_t entries = 0;  // 1 to kMaxRowsPerFile.
   std::uint32_t version = kParameterFileVersion;
-};
-
-// One entry of one section.
-struct KeyVersion {
-  std::uint64_t hash;
-  Place place;  // Where its record lies, if sections have the numbers of their files' slots.
-  std::uint64_t version;  // As its entry has it.
 };
 
 class KeyRounds {
@@ -114,28 +108,40 @@ class KeyRounds {
 
 class KeyWindows {
  public:
-  // Memory: 56 bytes for every entry of a round at the very most; for hashes as MixKey makes them
-  // some 500 KiB, with thousands of sections several times as much.
+  // Memory: 36 bytes for every entry of a round at the very most; for hashes as MixKey makes them
+  // some 400 KiB, with thousands of sections several times as much.
   explicit KeyWindows(const KeyRounds* rounds);
 
   // Goes to the hashes [first, last] of the round, which are not empty.
   void Start(std::uint64_t first, std::uint64_t last);
   bool done() const { return done_; }
-  // The versions of the next window, perhaps none, sorted by hash, equal hashes by source; none are
-  // split from their like. Valid until the next call. kCorruption: a section is not sorted, or has
-  // an entry of a record that is not there.
+  // Adds where the newest version of each key in the next window lies, by hash, if sections have
+  // the numbers of their files' slots: to `deletions` where it is one, else to `rows`. The newest
+  // has the greatest sequence; of two copies it is the one in the later section. kCorruption: a
+  // section is not sorted, or has an entry of a record that is not there.
   // REQUIRES: !done().
-  Result<std::span<const KeyVersion>> Next();
+  Status Next(RawVector<KeyPlace>* rows, std::vector<KeyPlace>* deletions);
   // The last hash of that window.
   std::uint64_t end() const { return end_; }
+  // Versions of a section, in all windows so far, that are the newest of their keys.
+  std::uint64_t newest(std::size_t source) const { return newest_of_[source]; }
 
  private:
   // The next entries of a section, up to `end`.
   struct Run {
     std::uint64_t next = 0, end = 0;
   };
+  // One entry of one section.
+  struct Version {
+    std::uint64_t hash;
+    Place place;
+    std::uint64_t version;  // As its entry has it.
+  };
   Status Take(std::uint32_t source, std::uint64_t limit);
   void Sort();
+  // Of each key in the window, if words_ are sorted by hash; else false.
+  bool FindNewest();
+  void Tell(RawVector<KeyPlace>* rows, std::vector<KeyPlace>* deletions);
 
   const KeyRounds* const rounds_;
   const int bucket_bits_;
@@ -146,9 +152,13 @@ class KeyWindows {
   bool done_ = true;
   std::size_t count_ = 0;    // Versions of the window, the first ones of each.
   std::uint64_t ahead_ = 0;  // Bytes of a section in a window, as the last one had.
-  RawVector<KeyVersion> taken_, sorted_;
-  RawVector<std::uint64_t> words_;
+  RawVector<Version> taken_;
+  RawVector<std::uint64_t> words_;  // One for each, by hash, with its number in numbers_.
+  std::uint64_t numbers_ = 0;
   std::vector<std::uint32_t> places_;  // (buckets)
+  RawVector<std::uint32_t> newest_;    // (keys) In the low bits, in taken_.
+  std::size_t keys_ = 0;
+  std::vector<std::uint64_t> newest_of_;  // (sources)
 };
 
 }  // namespace terrace

@@ -21,12 +21,16 @@ namespace {
 // Key sections in files of their own, read through small buffers.
 class Sections {
  public:
-  // hashes: of one section, in its order; version i of it is `i + 1`, every seventh a deletion.
+  // Of entry i of a section; sections have equal ones.
+  static std::uint64_t SequenceAt(std::size_t i) { return 1 + i / 16; }
+  static bool IsDeletionAt(std::size_t i) { return i % 7 == 6; }
+  // hashes: of one section, in its order.
   void Add(const std::vector<std::uint64_t>& hashes) {
     std::vector<KeyEntry> entries;
     for (const std::uint64_t hash : hashes) {
-      const std::uint64_t version = entries.size() + 1;
-      entries.push_back({UnmixKey(hash), version % 7 == 0 ? version | kDeletionBit : version});
+      const std::uint64_t version = SequenceAt(entries.size());
+      entries.push_back(
+          {UnmixKey(hash), IsDeletionAt(entries.size()) ? version | kDeletionBit : version});
     }
     // Sections of files of version 1 among them, whose entries do not say of which record they are.
     const std::uint32_t format = sections_.size() % 3 == 2 ? 1 : kParameterFileVersion;
@@ -52,7 +56,10 @@ class Sections {
 
   struct Walked {
     Status status;
-    std::vector<KeyVersion> versions;            // All that come out, windows put together.
+    // All that come out, windows put together.
+    RawVector<KeyPlace> rows;
+    std::vector<KeyPlace> deletions;
+    std::vector<std::uint64_t> newest;           // (sections)
     std::uint64_t rounds = 0, split_rounds = 0;  // That end within a grain.
     std::vector<std::byte> bytes;                // Section by section.
   };
@@ -82,7 +89,7 @@ class Sections {
     std::uint64_t next = 0;
     while (true) {
       TERRACE_ASSIGN_OR_RETURN(const bool more, rounds->Next());
-      if (!more) return OkStatus();
+      if (!more) break;
       EXPECT_EQ(rounds->first(), next);
       next = rounds->last() + 1;
       ++walked->rounds;
@@ -98,20 +105,12 @@ class Sections {
         if (begin == end) continue;
         windows.Start(std::max(rounds->first(), begin * grain),
                       std::min(rounds->last(), end * grain - 1));
-        TERRACE_RETURN_IF_ERROR(WalkWindows(&windows, walked));
+        while (!windows.done()) {
+          TERRACE_RETURN_IF_ERROR(windows.Next(&walked->rows, &walked->deletions));
+        }
       }
     }
-  }
-
-  static Status WalkWindows(KeyWindows* windows, Walked* walked) {
-    std::vector<KeyVersion>& all = walked->versions;
-    while (!windows->done()) {
-      TERRACE_ASSIGN_OR_RETURN(const std::span<const KeyVersion> window, windows->Next());
-      if (window.empty()) continue;
-      EXPECT_TRUE(all.empty() || all.back().hash < window.front().hash) << "split from its like";
-      EXPECT_LE(window.back().hash, windows->end());
-      all.insert(all.end(), window.begin(), window.end());
-    }
+    for (std::size_t s = 0; s < size(); ++s) walked->newest.push_back(windows.newest(s));
     return OkStatus();
   }
 
@@ -123,37 +122,45 @@ class Sections {
   Rng rng_{99};
 };
 
-using Version = std::tuple<std::uint64_t, std::uint32_t, std::uint64_t, std::uint32_t, bool>;
+using Places = std::vector<std::tuple<std::uint64_t, Place>>;
 
-std::vector<Version> VersionsOf(const Sections::Walked& walked) {
-  std::vector<Version> all;
-  for (const KeyVersion& v : walked.versions) {
-    all.push_back({v.hash, SlotOfPlace(v.place), SequenceOf(v.version), RowOfPlace(v.place),
-                   IsDeletion(v.version)});
-  }
-  return all;
+Places PlacesOf(std::span<const KeyPlace> keys) {
+  Places places;
+  for (const KeyPlace& key : keys) places.emplace_back(key.hash, key.place);
+  return places;
 }
 
 constexpr std::uint64_t kGrain = std::uint64_t{1} << 52;
 
 // Sections of random lengths whose hashes are the low `bits` bits of random numbers above `base`
-// come out whole and in order, whatever the buffers hold and however a round is divided.
+// give the newest version of each key, in order, whatever the buffers hold and however a round is
+// divided.
 testing::AssertionResult MergesRight(std::uint64_t seed, std::uint64_t base, int bits,
                                      std::uint64_t most, std::uint64_t grain = kGrain) {
   Rng rng(seed);
   Sections sections;
-  std::vector<Version> expected;
+  // Hash, sequence, section, and entry of it: the last one of a hash is its newest.
+  std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint32_t, std::size_t>> versions;
   for (std::uint32_t source = 0; source < 7; ++source) {
     std::vector<std::uint64_t> hashes(rng.Below(most) + 1);
     for (std::uint64_t& hash : hashes) hash = base + (rng.Next() >> (64 - bits));
     std::sort(hashes.begin(), hashes.end());
     hashes.erase(std::unique(hashes.begin(), hashes.end()), hashes.end());
     sections.Add(hashes);
-    for (std::uint32_t i = 0; i < hashes.size(); ++i) {
-      expected.push_back({hashes[i], source, i + 1, sections.rows(source)[i], (i + 1) % 7 == 0});
+    for (std::size_t i = 0; i < hashes.size(); ++i) {
+      versions.emplace_back(hashes[i], Sections::SequenceAt(i), source, i);
     }
   }
-  std::sort(expected.begin(), expected.end());
+  std::sort(versions.begin(), versions.end());
+  Places rows, deletions;
+  std::vector<std::uint64_t> newest(sections.size());
+  for (std::size_t v = 0; v < versions.size(); ++v) {
+    const auto& [hash, sequence, source, i] = versions[v];
+    if (v + 1 < versions.size() && std::get<0>(versions[v + 1]) == hash) continue;
+    ++newest[source];
+    (Sections::IsDeletionAt(i) ? deletions : rows)
+        .emplace_back(hash, MakePlace(source, sections.rows(source)[i]));
+  }
   // The least, some, and more than all.
   for (const std::uint64_t blocks :
        {std::uint64_t{0}, std::uint64_t{100}, std::uint64_t{1} << 20}) {
@@ -163,10 +170,14 @@ testing::AssertionResult MergesRight(std::uint64_t seed, std::uint64_t base, int
       if (walked.bytes != sections.bytes()) {
         return testing::AssertionFailure() << "seed " << seed << ": bytes read are other ones";
       }
-      if (VersionsOf(walked) != expected) {
+      if (PlacesOf(walked.rows) != rows || PlacesOf(walked.deletions) != deletions) {
         return testing::AssertionFailure()
-               << "seed " << seed << ": " << walked.versions.size() << " versions of "
-               << expected.size() << ", or another order";
+               << "seed " << seed << ": " << walked.rows.size() << " rows and "
+               << walked.deletions.size() << " deletions of " << rows.size() << " and "
+               << deletions.size() << ", or other ones";
+      }
+      if (walked.newest != newest) {
+        return testing::AssertionFailure() << "seed " << seed << ": other versions are newest";
       }
       if (blocks == 1 << 20 && walked.rounds != 1) {
         return testing::AssertionFailure() << walked.rounds << " rounds of what one would hold";
@@ -187,6 +198,13 @@ TEST(KeyWindows, HashesThatLieTogether) {
   EXPECT_TRUE(MergesRight(1, std::uint64_t{0x123456789} << 28, 18, 20'000));
   EXPECT_TRUE(MergesRight(2, 0 - (std::uint64_t{1} << 18), 18, 20'000));  // Up to the last one.
 }
+// Keys that somebody chose: many more in a bucket than it has room for, and the greatest hash.
+TEST(KeyWindows, HashesOfOneBucket) {
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+    EXPECT_TRUE(MergesRight(seed, 0 - (std::uint64_t{1} << 5), 5, 200));
+    EXPECT_TRUE(MergesRight(seed, std::uint64_t{seed} << 60, 6, 200));
+  }
+}
 TEST(KeyWindows, GrainsOfSomeHashes) { EXPECT_TRUE(MergesRight(3, 0, 14, 6'000, 16)); }
 
 // Sections that hold ranges of their own, so that what is read of one waits for the others.
@@ -201,7 +219,7 @@ void WalkOneAfterAnother(std::uint64_t count_of_sections, std::uint64_t count, i
     }
     const Sections::Walked walked = sections.Walk(0, kGrain, 3);
     ASSERT_TRUE(walked.status.ok()) << walked.status.ToString();
-    ASSERT_EQ(walked.versions.size(), count_of_sections * count);
+    ASSERT_EQ(walked.rows.size() + walked.deletions.size(), count_of_sections * count);
     EXPECT_EQ(walked.bytes, sections.bytes());
   }
 }
@@ -240,7 +258,7 @@ TEST(KeyWindows, ManySectionsInSmallBuffers) {
   }
   const Sections::Walked walked = sections.Walk(0, kGrain, 1);
   ASSERT_TRUE(walked.status.ok()) << walked.status.ToString();
-  EXPECT_EQ(walked.versions.size(), kSections * kCount);
+  EXPECT_EQ(walked.rows.size() + walked.deletions.size(), kSections * kCount);
   EXPECT_EQ(walked.bytes, sections.bytes());
   EXPECT_LE(walked.rounds, 2 * kCount * sizeof(KeyEntry) / kBlockBytes);
 }
@@ -262,8 +280,10 @@ TEST(KeyWindows, AnEntryOfARecordThatIsNotThere) {
     TERRACE_ASSERT_OK((*rounds)->Next());
     KeyWindows windows(rounds->get());
     windows.Start((*rounds)->first(), (*rounds)->last());
+    RawVector<KeyPlace> rows;
+    std::vector<KeyPlace> deletions;
     Status status;
-    while (!windows.done() && status.ok()) status = windows.Next().status();
+    while (!windows.done() && status.ok()) status = windows.Next(&rows, &deletions);
     EXPECT_EQ(status.code(), row < 10 ? StatusCode::kOk : StatusCode::kCorruption)
         << status.ToString();
     EXPECT_EQ(status.message().find("offset 64") != std::string::npos, row >= 10);

@@ -235,9 +235,9 @@ class StoreImpl final : public Store {
   static Status TakeRound(WorkerGroup* workers, KeyRounds* rounds,
                           std::span<const std::unique_ptr<KeyShare>> shares,
                           std::span<RunningChecksum> checksums);
-  // What a share found and did not put into the index.
-  Status TakeFound(KeyShare* share, const std::function<void(std::uint64_t)>& visit)
-      TERRACE_EXCLUDES(mu_);
+  // What a share found in these files and did not put into the index.
+  Status TakeFound(std::span<const FilePtr> files, KeyShare* share,
+                   const std::function<void(std::uint64_t)>& visit) TERRACE_EXCLUDES(mu_);
 
   // --- store_read.cc
   // Where the wanted keys lie, in the order of their places.

@@ -38,8 +38,8 @@ constexpr std::uint64_t kMostRequests = 1024;
 class StoreImpl::KeyShare {
  public:
   KeyShare(const KeyRounds* rounds, std::span<const FilePtr> files, RowIndex* index, bool visits)
-      : files_(files), index_(index), visits_(visits), windows_(rounds), counts_(files.size()) {
-    // As KeyVersion::place has it.
+      : files_(files), index_(index), visits_(visits), windows_(rounds) {
+    // As KeyWindows tells places.
     for (std::size_t f = 0; f < files.size(); ++f) TERRACE_CHECK(files[f]->slot == f);
   }
 
@@ -47,8 +47,7 @@ class StoreImpl::KeyShare {
   Status Take(std::uint64_t first, std::uint64_t last) {
     windows_.Start(first, last);
     while (!windows_.done()) {
-      TERRACE_ASSIGN_OR_RETURN(const std::span<const KeyVersion> window, windows_.Next());
-      TakeWindow(window);
+      TERRACE_RETURN_IF_ERROR(windows_.Next(&rows_, &deletions));
       if (!windows_.done() && (windows_.end() + 1) % kFillGrain != 0) continue;
       TERRACE_RETURN_IF_ERROR(index_->Fill(rows_));
       if (visits_) {
@@ -59,61 +58,18 @@ class StoreImpl::KeyShare {
     return OkStatus();
   }
 
-  void AddCounts() const {
-    for (std::size_t f = 0; f < files_.size(); ++f) {
-      files_[f]->stale += counts_[f].stale;
-      files_[f]->live_deletions += counts_[f].deletions;
-    }
-  }
+  std::uint64_t newest(std::size_t f) const { return windows_.newest(f); }
 
   // Of the last call of Take.
   std::vector<KeyPlace> deletions;
   std::vector<std::uint64_t> visited;  // Rows; if they are wanted.
 
  private:
-  struct Counts {
-    std::uint64_t stale = 0, deletions = 0;
-  };
-
-  // The newest version of a key has the greatest sequence, and of two copies it is the one in the
-  // younger file. No processor foresees whether a key has another version: nothing branches on it.
-  void TakeWindow(std::span<const KeyVersion> window) {
-    if (window.empty()) return;
-    std::size_t row =
-        rows_.size() - 1;  // Of the newest version so far, in rows_: at first of none.
-    rows_.resize(rows_.size() + window.size());
-    KeyPlace* const rows = rows_.data();
-    KeyVersion newest = {~window[0].hash, 0, 0};
-    const auto take_deletion = [&] {
-      ++counts_[SlotOfPlace(newest.place)].deletions;
-      deletions.push_back({newest.hash, newest.place});
-      --row;
-    };
-    for (const KeyVersion& next : window) {
-      const std::uint64_t same = next.hash == newest.hash ? 1 : 0;
-      if (IsDeletion(newest.version) && same == 0) [[unlikely]]
-        take_deletion();
-      const std::uint64_t newer =
-          (same ^ 1) | (SequenceOf(next.version) >= SequenceOf(newest.version) ? 1 : 0);
-      // The lesser of two leads nowhere, nor does any where there is one.
-      const std::uint64_t mask = 0 - newer;
-      counts_[SlotOfPlace(next.place ^ ((next.place ^ newest.place) & mask))].stale += same;
-      newest.hash = next.hash;
-      newest.place ^= (newest.place ^ next.place) & mask;
-      newest.version ^= (newest.version ^ next.version) & mask;
-      row += same ^ 1;
-      rows[row] = {newest.hash, newest.place};
-    }
-    if (IsDeletion(newest.version)) take_deletion();
-    rows_.resize(row + 1);
-  }
-
   const std::span<const FilePtr> files_;
   RowIndex* const index_;
   const bool visits_;
   KeyWindows windows_;
-  std::vector<Counts> counts_;  // (files)
-  RawVector<KeyPlace> rows_;    // That are not in the index yet.
+  RawVector<KeyPlace> rows_;  // That are not in the index yet.
 };
 
 Status StoreImpl::TakeRound(WorkerGroup* workers, KeyRounds* rounds,
@@ -141,10 +97,12 @@ Status StoreImpl::TakeRound(WorkerGroup* workers, KeyRounds* rounds,
   return OkStatus();
 }
 
-Status StoreImpl::TakeFound(KeyShare* share, const std::function<void(std::uint64_t)>& visit) {
+Status StoreImpl::TakeFound(std::span<const FilePtr> files, KeyShare* share,
+                            const std::function<void(std::uint64_t)>& visit) {
   for (const std::uint64_t hash : share->visited) visit(hash);
   share->visited.clear();
   MutexLock lock(&mu_);
+  for (const KeyPlace& key : share->deletions) ++files[SlotOfPlace(key.place)]->live_deletions;
   TERRACE_RETURN_IF_ERROR(deletions_->Fill(share->deletions));
   share->deletions.clear();
   return OkStatus();
@@ -191,7 +149,7 @@ Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files,
     TERRACE_ASSIGN_OR_RETURN(const bool more, rounds->Next());
     if (!more) break;
     TERRACE_RETURN_IF_ERROR(TakeRound(&workers, rounds.get(), shares, checksums));
-    for (const auto& share : shares) TERRACE_RETURN_IF_ERROR(TakeFound(share.get(), visit));
+    for (const auto& share : shares) TERRACE_RETURN_IF_ERROR(TakeFound(files, share.get(), visit));
   }
   read_bytes_.fetch_add(rounds->bytes_read(), std::memory_order_relaxed);
   for (std::size_t f = 0; f < files.size(); ++f) {
@@ -200,7 +158,10 @@ Status StoreImpl::BuildIndex(const std::vector<FilePtr>& files,
                                        files[f]->path, files[f]->info.keys_offset));
   }
   MutexLock lock(&mu_);
-  for (const auto& share : shares) share->AddCounts();
+  for (std::size_t f = 0; f < files.size(); ++f) {
+    files[f]->stale += files[f]->info.rows;
+    for (const auto& share : shares) files[f]->stale -= share->newest(f);
+  }
   return OkStatus();
 }
 
