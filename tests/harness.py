@@ -30,15 +30,15 @@ class Outcome:
 
 
 class Process:
-    """One running process; its output goes to a file, so that it never blocks on us."""
+    """One running process; its output goes to a file, so that it never blocks on us. `stdout`: another place for its results."""
 
-    def __init__(self, arguments, log, prefix=()):
+    def __init__(self, arguments, log, prefix=(), stdout=None):
         self.arguments = [*prefix, *map(str, arguments)]
         self.log = pathlib.Path(log)
         self.started = time.monotonic()
         with open(self.log, "wb") as output:
-            self.popen = subprocess.Popen(self.arguments, stdin=subprocess.DEVNULL, stdout=output,
-                                          stderr=subprocess.STDOUT, start_new_session=True)
+            self.popen = subprocess.Popen(self.arguments, stdin=subprocess.DEVNULL, stdout=output if stdout is None else stdout,
+                                          stderr=output, start_new_session=True)
         self.outcome = None
 
     def poll(self):
@@ -74,8 +74,8 @@ class Terrace:
         self.binary = pathlib.Path(binary)
         self.count = 0
 
-    def start(self, *arguments, log, prefix=()):
-        return Process([self.binary, *arguments], log, prefix)
+    def start(self, *arguments, log, prefix=(), stdout=None):
+        return Process([self.binary, *arguments], log, prefix, stdout)
 
     def __call__(self, *arguments, log, prefix=(), timeout=PATIENCE_SECONDS):
         return self.start(*arguments, log=log, prefix=prefix).wait(timeout)
@@ -145,9 +145,9 @@ class Run:
         self.job_path.write_text(yaml.safe_dump(self.job, sort_keys=False))
         self.processes = 0
 
-    def start(self, *flags, prefix=()):
+    def start(self, *flags, prefix=(), stdout=None):
         self.processes += 1
-        return self.terrace.start("train", self.job_path, *flags, prefix=prefix,
+        return self.terrace.start("train", self.job_path, *flags, prefix=prefix, stdout=stdout,
                                   log=self.folder / f"{self.path.name}.log{self.processes}")
 
     def train(self, *flags, prefix=(), timeout=PATIENCE_SECONDS):
@@ -199,6 +199,27 @@ class Run:
                 "rows": summary["rows"],
                 "metrics": [without_measurements(line) for line in self.metrics()]}
 
+    def stop_twice(self, lines):
+        """What came of a process that got a stop signal after so many lines of metrics, and another one more than a second
+        after it had seen the first."""
+        ours, theirs = full_pipe()
+        process = self.start(stdout=theirs)
+        self.wait_for_metrics(process, lines)
+        summary = self.path / "summary.json"
+        assert not summary.exists()
+        process.signal(signal.SIGINT)
+        # It goes no further than to its results, which nobody takes.
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while process.poll() is None and not summary.exists():
+            assert time.monotonic() < deadline, "the first signal was not seen"
+            time.sleep(0.005)
+        time.sleep(1.1)
+        process.signal(signal.SIGTERM)
+        outcome = process.wait()
+        os.close(ours)
+        os.close(theirs)
+        return outcome
+
     def wait_for_metrics(self, process, lines):
         """Until metrics.jsonl has that many lines, or the process has ended."""
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -222,6 +243,19 @@ class Interruptions:
     def check(self):
         print(f"{self.ended} of {self.sent} runs were ended by the signal")
         assert 2 * self.ended >= self.sent, f"{self.sent - self.ended} of {self.sent} runs were done before the signal came"
+
+
+def full_pipe():
+    """A pipe in which there is no room: whoever writes to it waits. Both of its ends."""
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    try:
+        while os.write(theirs, bytes(4096)):
+            pass
+    except BlockingIOError:
+        pass
+    os.set_blocking(theirs, True)
+    return ours, theirs
 
 
 def without_measurements(line):

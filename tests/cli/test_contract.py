@@ -90,7 +90,8 @@ def test_help(terrace):
     for command in ((), ("train",), ("evaluate",), ("predict",), ("inspect",), ("generate",)):
         assert "--help" in terrace.text(*command, "--help")
     words = " ".join(terrace.text("--help").split())
-    assert "130 interrupted (train: after a checkpoint, or before the run began; a second signal ends it at once, with 1)" in words, words
+    assert ("130 interrupted (train: after a checkpoint, or before the run began; another signal at least a second later "
+            "ends it at once, with 1)") in words, words
 
 
 def test_wrong_arguments(terrace, workspace):

@@ -232,7 +232,7 @@ def test_killed_between_the_last_checkpoint_and_the_summary(terrace, workspace, 
     assert run.summary()["finished"]
 
 
-def test_second_signal_ends_at_once(terrace, workspace, job, undisturbed):
+def test_signals_of_one_stop(terrace, workspace, job, undisturbed):
     expected, *_ = undisturbed
     run = harness.Run(terrace, workspace, job)
     process = run.start()
@@ -240,7 +240,15 @@ def test_second_signal_ends_at_once(terrace, workspace, job, undisturbed):
     # Both are waiting when it goes on: two that are alike, or that come while it is fast, would be one.
     for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
         process.signal(number)
-    outcome = process.wait().expect(1)
+    outcome = process.wait().expect(130)
+    assert "interrupted after a checkpoint" in outcome.output, outcome.output
+    resume_and_compare(run, expected, "after two signals at once")
+
+
+def test_second_signal_ends_at_once(terrace, workspace, job, undisturbed):
+    expected, *_ = undisturbed
+    run = harness.Run(terrace, workspace, job)
+    outcome = run.stop_twice(3).expect(1)
     assert "interrupted after a checkpoint" not in outcome.output, outcome.output
     resume_and_compare(run, expected, "after two signals")
 

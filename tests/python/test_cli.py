@@ -755,12 +755,25 @@ def long_run(terrace, workspace, log):
     return run, process
 
 
-def test_a_second_signal_ends_at_once(terrace, workspace, log):
-    run, process = long_run(terrace, workspace, log)
-    # Both are waiting when it goes on: two that are alike would become one.
-    for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
+@pytest.mark.parametrize("signals", [(signal.SIGINT, signal.SIGTERM), (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)])
+def test_signals_of_one_stop_are_one(terrace, workspace, log, signals):
+    """A shell and its terminal send one each, and so do a process group and a wrapper."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        run, process = long_run(terrace, workspace, log)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    # All are waiting when it goes on: two that are alike would become one.
+    for number in (signal.SIGSTOP, *signals, signal.SIGCONT):
         process.signal(number)
-    outcome = process.wait().expect(1)
+    outcome = process.wait().expect(130)
+    assert "interrupted after a checkpoint" in outcome.output, outcome.output
+    assert run.verify() and run.summary()["checkpoint"] >= 1
+
+
+def test_a_second_signal_ends_at_once(terrace, workspace, log):
+    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 500}))
+    outcome = run.stop_twice(2).expect(1)
     assert "interrupted after a checkpoint" not in outcome.output, outcome.output
     assert "interrupted again: ended at once" in outcome.output, outcome.output
     assert run.verify()

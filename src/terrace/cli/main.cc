@@ -2,7 +2,10 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <csignal>
+#include <cstdint>
+#include <ctime>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -25,12 +28,29 @@ namespace terrace {
 namespace {
 
 std::atomic<int> g_stop_signals{0};
-static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may only touch such");
+std::atomic<std::int64_t> g_first_stop_nanos{0};  // By the monotonic clock; 0: none came.
+static_assert(std::atomic<int>::is_always_lock_free &&
+                  std::atomic<std::int64_t>::is_always_lock_free,
+              "a signal handler may only touch such");
 
 extern "C" void OnStopSignal(int) {
-  // The second one ends at once: whoever sends it does not want to wait for a checkpoint, and must
-  // not read from the exit code that one was taken. Relaxed: a count that orders nothing.
-  if (g_stop_signals.fetch_add(1, std::memory_order_relaxed) == 0) return;
+  // One stop often comes as several signals within milliseconds: a shell and the terminal that it
+  // closes send one each, and a wrapper passes on what its whole process group got.
+  constexpr std::int64_t kAnotherStopNanos = 1'000'000'000;
+  const int before = errno;
+  timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  errno = before;
+  const std::int64_t nanos = now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
+  std::int64_t first = 0;
+  // Relaxed: both are values that order nothing, and handlers on two threads agree on the first.
+  if (g_first_stop_nanos.compare_exchange_strong(first, nanos, std::memory_order_relaxed)) {
+    g_stop_signals.store(1, std::memory_order_relaxed);
+    return;
+  }
+  if (nanos - first < kAnotherStopNanos) return;
+  // Whoever sends a later one does not want to wait for a checkpoint, and must not read from the
+  // exit code that one was taken.
   constexpr char kText[] = "interrupted again: ended at once\n";
   // Nothing can be done about a terminal that is gone.
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kText, sizeof kText - 1);
@@ -330,8 +350,8 @@ int Main(int argc, char** argv) {
   app.set_version_flag("--version", TERRACE_VERSION);
   app.footer(
       "Each command has its own --help. Exit codes: 0 done, 1 failed, 2 wrong arguments or "
-      "job file, 130 interrupted (train: after a checkpoint, or before the run began; a second "
-      "signal ends it at once, with 1).");
+      "job file, 130 interrupted (train: after a checkpoint, or before the run began; another "
+      "signal at least a second later ends it at once, with 1).");
   CommonArguments common;
   Command command;
   AddTrain(&app, &common, &command);
