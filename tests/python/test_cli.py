@@ -166,6 +166,23 @@ def test_a_job_may_come_from_a_pipe(terrace, workspace, log):
     assert refused.returncode == 2 and "a job has at most 64.00 MiB" in refused.stderr, refused.stderr
 
 
+def test_a_stop_while_a_job_comes_from_a_pipe(terrace, workspace, log):
+    """Nobody closes it. The run that is there stays."""
+    run = harness.Run(terrace, workspace, jobs.tiny([log]))
+    run.train().expect(0)
+    text, digest = run.job_path.read_text(), run.digest()
+    pipe = workspace / "pipe"
+    os.mkfifo(pipe)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = terrace.start("train", pipe, "--overwrite", log=workspace / "log")
+        with open(pipe, "w") as writer:  # Waits until the program reads.
+            writer.write(text)
+            writer.flush()
+            process.signal(number)
+            assert "nothing was changed" in process.wait().expect(130).output
+    assert run.digest() == digest
+
+
 def test_output_that_is_a_file_or_not_writable(terrace, workspace, log):
     (workspace / "file").write_text("mine")
     job = jobs.tiny([log])

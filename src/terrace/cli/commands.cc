@@ -138,9 +138,10 @@ int PrintResult(const std::string& text) {
 }
 
 int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
-                 const std::atomic<int>* stop_signals) {
+                 const std::function<void()>& begins, const std::atomic<int>* stop_signals) {
   Result<Job> job = ReadJob(fs, arguments.job, arguments.overrides);
   if (!job.ok()) return ReportFailure(job.status());
+  begins();
   for (const std::string& name : arguments.accept) job->resume.accept.push_back(name);
   const RunMode mode = arguments.resume      ? RunMode::kResume
                        : arguments.overwrite ? RunMode::kOverwrite
@@ -150,7 +151,9 @@ int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
   // Relaxed: a count that orders nothing.
   if (outcome.status().code() == StatusCode::kAborted &&
       stop_signals->load(std::memory_order_relaxed) > 0) {
-    LogText(LogLevel::kInfo, "interrupted before the run began; nothing was changed");
+    LogText(LogLevel::kInfo, arguments.resume
+                                 ? "interrupted before the run went on; nothing was lost"
+                                 : "interrupted before the run began; nothing was changed");
     return kExitInterrupted;
   }
   if (!outcome.ok()) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -34,8 +35,10 @@ struct TrainArguments {
   bool overwrite = false;
   bool quiet = false;  // No summary.
 };
+// `begins` is called once the job is read, before anything is changed: from then on it is looked at
+// *stop_signals.
 int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
-                 const std::atomic<int>* stop_signals);
+                 const std::function<void()>& begins, const std::atomic<int>* stop_signals);
 
 struct EvaluateArguments {
   std::string run;

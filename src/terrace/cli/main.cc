@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
@@ -29,11 +30,24 @@ namespace {
 
 std::atomic<int> g_stop_signals{0};
 std::atomic<std::int64_t> g_first_stop_nanos{0};  // By the monotonic clock; 0: none came.
-static_assert(std::atomic<int>::is_always_lock_free &&
+// Nothing has begun that could be lost: a stop signal ends the process.
+std::atomic<bool> g_nothing_begun{false};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free &&
                   std::atomic<std::int64_t>::is_always_lock_free,
               "a signal handler may only touch such");
 
+// Ends the process, as a signal handler may.
+[[noreturn]] void EndAtOnce(std::string_view text, int code) {
+  // Nothing can be done about a terminal that is gone.
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
+  _exit(code);
+}
+
 extern "C" void OnStopSignal(int) {
+  // Relaxed, here and below: values that order nothing.
+  if (g_nothing_begun.load(std::memory_order_relaxed)) {
+    EndAtOnce("interrupted before the run began; nothing was changed\n", kExitInterrupted);
+  }
   // One stop often comes as several signals within milliseconds: a shell and the terminal that it
   // closes send one each, and a wrapper passes on what its whole process group got.
   constexpr std::int64_t kAnotherStopNanos = 1'000'000'000;
@@ -43,7 +57,7 @@ extern "C" void OnStopSignal(int) {
   errno = before;
   const std::int64_t nanos = now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
   std::int64_t first = 0;
-  // Relaxed: both are values that order nothing, and handlers on two threads agree on the first.
+  // Handlers on two threads agree on the first.
   if (g_first_stop_nanos.compare_exchange_strong(first, nanos, std::memory_order_relaxed)) {
     g_stop_signals.store(1, std::memory_order_relaxed);
     return;
@@ -51,10 +65,7 @@ extern "C" void OnStopSignal(int) {
   if (nanos - first < kAnotherStopNanos) return;
   // Whoever sends a later one does not want to wait for a checkpoint, and must not read from the
   // exit code that one was taken.
-  constexpr char kText[] = "interrupted again: ended at once\n";
-  // Nothing can be done about a terminal that is gone.
-  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kText, sizeof kText - 1);
-  _exit(kExitFailed);
+  EndAtOnce("interrupted again: ended at once\n", kExitFailed);
 }
 
 void HandleStopSignals() {
@@ -164,9 +175,12 @@ void AddTrain(CLI::App* app, CommonArguments* common, Command* chosen) {
         LogText(LogLevel::kError, "train: a JOB file is missing (terrace train --help)");
         return kExitWrong;
       }
+      // Of a pipe that nobody closes the job is never read: who waits for it can't look at a count.
+      g_nothing_begun.store(true, std::memory_order_relaxed);
       HandleStopSignals();
       IgnoreClosedPipes();
-      return TrainCommand(fs, *arguments, &g_stop_signals);
+      const auto begins = [] { g_nothing_begun.store(false, std::memory_order_relaxed); };
+      return TrainCommand(fs, *arguments, begins, &g_stop_signals);
     };
   });
 }

@@ -153,8 +153,10 @@ Status CriteoSource::Seek(const DataCursor& cursor) {
   return OkStatus();
 }
 
-Status CriteoSource::ReadToPosition() {
+Status CriteoSource::ReadToPosition(const std::function<bool()>& stopped) {
+  stopped_ = stopped;
   if (error_.ok() && !started_ && epoch_ < options_.epochs) error_ = FinishSeek();
+  stopped_ = nullptr;
   return error_;
 }
 
@@ -340,6 +342,7 @@ void CriteoSource::AppendRow(const LineReader::Line& line, const CriteoRow& row,
 Result<bool> CriteoSource::NextRow(LineReader::Line* line, CriteoRow* row) {
   if (epoch_read_) return false;
   for (;;) {
+    if (stopped_ && stopped_()) return AbortedError("reading was stopped");
     TERRACE_ASSIGN_OR_RETURN(const bool more, reader_.Next(line));
     if (!more) {
       epoch_read_ = true;

@@ -31,7 +31,7 @@ class CriteoSource final : public ExampleSource {
   Result<std::optional<Batch>> NextIn(std::uint32_t examples, std::uint32_t minibatch,
                                       Batch old) override;
   Status Seek(const DataCursor& cursor) override;
-  Status ReadToPosition() override;
+  Status ReadToPosition(const std::function<bool()>& stopped) override;
   Status failure() const override { return error_; }
   std::span<const InputFile> files() const override { return files_; }
   std::uint64_t MemoryBytes() const override;
@@ -65,6 +65,7 @@ class CriteoSource final : public ExampleSource {
   std::uint64_t epoch_bytes_ = 0;
 
   LineReader reader_;
+  std::function<bool()> stopped_;  // Within ReadToPosition.
   Status error_;
   bool started_ = false;
   std::uint64_t epoch_ = 0;

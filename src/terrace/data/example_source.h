@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -56,8 +57,10 @@ class ExampleSource {
   // Goes to `cursor`. REQUIRES: before the first Next.
   virtual Status Seek(const DataCursor& cursor) = 0;
   // Reads to there, as the first Next does else. Blocks: on reads. kCorruption: the data ends
-  // before.
-  virtual Status ReadToPosition() { return OkStatus(); }
+  // before. kAborted: `stopped`, if any, which is asked before each line, said so; as after Cancel.
+  virtual Status ReadToPosition(const std::function<bool()>& stopped) {
+    return stopped && stopped() ? AbortedError("reading was stopped") : OkStatus();
+  }
   virtual std::span<const InputFile> files() const = 0;
   // The most that it holds besides the batches that it gave out.
   virtual std::uint64_t MemoryBytes() const { return 0; }

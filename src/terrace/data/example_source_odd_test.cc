@@ -361,6 +361,30 @@ TEST_F(OddInputTest, SeekBeyondTheDataIsAnError) {
   }
 }
 
+TEST_F(OddInputTest, ReadingToAPositionCanBeStopped) {
+  PutFile(&fs_, "/a", Lines(0, 50) + "no example\nnor this\n" + Lines(50, 50));
+  options_.files = {"/a"};
+  options_.max_bad_fraction = 1;
+  DataCursor cursor;
+  cursor.example_in_epoch = 60;
+  cursor.examples = 60;
+  for (const char* const shuffle : {"none", "examples"}) {
+    options_.shuffle = shuffle;
+    auto source = OpenSource(&fs_, options_);
+    ASSERT_TRUE(source.ok());
+    ASSERT_TRUE((*source)->Seek(cursor).ok());
+    int asked = 0;
+    EXPECT_EQ((*source)->ReadToPosition([&asked] { return ++asked > 52; }).code(),
+              StatusCode::kAborted);
+    EXPECT_EQ(asked, 53);
+    source = OpenSource(&fs_, options_);
+    ASSERT_TRUE(source.ok());
+    ASSERT_TRUE((*source)->Seek(cursor).ok());
+    EXPECT_TRUE((*source)->ReadToPosition([] { return false; }).ok());
+    EXPECT_TRUE((*source)->Next(10, 10).ok());
+  }
+}
+
 TEST_F(OddInputTest, OptionsAreCheckedTogether) {
   options_.format = "csv";
   options_.epochs = 0;

@@ -476,7 +476,7 @@ Result<DataCursor> TrainingRun::SeekData(const Checkpoint& checkpoint) {
   LogText(LogLevel::kInfo, fmt::format("reading the new files up to example {} of the epoch",
                                        FormatCount(cursor.example_in_epoch)));
   TERRACE_RETURN_IF_ERROR(source_->Seek(counted));
-  const Status read = source_->ReadToPosition();
+  const Status read = source_->ReadToPosition([this] { return Signalled(); });
   if (read.ok()) return counted;
   if (read.code() != StatusCode::kCorruption) return read;
   return InvalidArgumentError("--accept data: " + read.message());
