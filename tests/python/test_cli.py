@@ -96,6 +96,22 @@ def test_the_nearest_option_is_named(terrace, arguments, wrong, nearest):
     assert (f"did you mean '{nearest}'?" in result.stderr) if nearest else "--test-faults" not in result.stderr, result.stderr
 
 
+def test_an_option_without_its_value_takes_no_other_argument(terrace, finished, log, workspace):
+    """What a shell makes of --output=$UNSET."""
+    for command, option in ((("predict", finished.path, "--data", log), "--output="), (("generate", "--rows", 10), "--output="),
+                            (("evaluate", finished.path), "--data="), (("evaluate", finished.path, "--data", log), "--memory="),
+                            (("train", finished.job_path, "--overwrite"), "--set="), (("inspect", finished.path), "--key=")):
+        for arguments in ((*command, option, "--quiet"), (*command, option)):
+            refused = subprocess.run([str(terrace.binary), *map(str, arguments)], cwd=workspace, stdin=subprocess.DEVNULL,
+                                     capture_output=True, text=True, timeout=harness.PATIENCE_SECONDS)
+            assert refused.returncode == 2 and f"'{option}' has no value (terrace {command[0]} --help)" in refused.stderr, refused
+            assert list(workspace.iterdir()) == []
+    # One that looks like it, but is a value.
+    named = workspace / "--memory="
+    terrace.text("generate", "--rows", 10, "--output", named)
+    assert named.exists()
+
+
 def test_missing_and_empty_data(terrace, finished, workspace):
     (workspace / "empty.tsv").touch()
     for data, words in (("gone.csv", "no such file; correct the path\n"), ("gone*", "correct the glob\n"),

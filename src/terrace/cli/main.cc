@@ -351,6 +351,33 @@ std::string WrongOptions(const CLI::App& app) {
   return wrong;
 }
 
+// The option of a command that an argument names, if it takes a value.
+const CLI::Option* OptionWithValue(const CLI::App& command, const std::string& argument) {
+  if (!argument.starts_with("--")) return nullptr;
+  const CLI::Option* option = command.get_option_no_throw(argument.substr(0, argument.find('=')));
+  return option == nullptr || option->get_items_expected_max() == 0 ? nullptr : option;
+}
+
+// An option that has no value although one follows: CLI11 would take the next argument for it,
+// where a shell has left nothing of a variable. Or empty.
+std::string MissingValue(const CLI::App& app, int argc, char** argv) {
+  const CLI::App* command = nullptr;
+  for (const CLI::App* one : app.get_subcommands({})) {
+    if (argc >= 2 && one->get_name() == argv[1]) command = one;
+  }
+  if (command == nullptr) return "";
+  for (int i = 2; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+    const std::string argument = argv[i];
+    if (OptionWithValue(*command, argument) == nullptr) continue;
+    const std::size_t equals = argument.find('=');
+    if (equals + 1 == argument.size()) {
+      return fmt::format("'{}' has no value (terrace {} --help)", argument, command->get_name());
+    }
+    if (equals == std::string::npos) ++i;  // Its value, whatever that is.
+  }
+  return "";
+}
+
 int Main(int argc, char** argv) {
   OccupyStandardStreams();
   // A file that may grow no further is an error of the write (EFBIG), not the end of the process.
@@ -373,14 +400,16 @@ int Main(int argc, char** argv) {
   AddPredict(&app, &common, &command);
   AddInspect(&app, &common, &command);
   AddGenerate(&app, &common, &command);
-  if (const std::string wrong = WrongCommand(app, argc, argv); !wrong.empty()) {
+  std::string wrong = WrongCommand(app, argc, argv);
+  if (wrong.empty()) wrong = MissingValue(app, argc, argv);
+  if (!wrong.empty()) {
     LogText(LogLevel::kError, wrong);
     return kExitWrong;
   }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    const std::string wrong = error.get_exit_code() == 0 ? "" : WrongOptions(app);
+    wrong = error.get_exit_code() == 0 ? "" : WrongOptions(app);
     if (!wrong.empty()) {
       LogText(LogLevel::kError, wrong);
       return kExitWrong;
