@@ -112,6 +112,25 @@ def test_an_option_without_its_value_takes_no_other_argument(terrace, finished, 
     assert named.exists()
 
 
+def test_brackets_of_a_glob_arrive(terrace, finished, log, workspace):
+    """Arguments are texts, not lists of them."""
+    lines = log.read_text().splitlines(True)
+    for name, count in (("1", 100), ("2", 200), ("a", 400), ("b,c", 700), ("{}", 300)):
+        (workspace / name).write_text("".join(lines[:count]))
+
+    def examples(*data):
+        scored = subprocess.run([str(terrace.binary), "evaluate", str(finished.path.resolve()), "--json", *data], cwd=workspace,
+                                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=harness.PATIENCE_SECONDS)
+        assert scored.returncode == 0, scored.stderr
+        return json.loads(scored.stdout)["examples"]
+    assert examples("--data", "[0-9]") == examples("--data=[12]") == examples("--data", "[0-9]", "--quiet") == 300
+    assert examples("--data", "[0-9]", "a") == examples("--data", "1", "--data", "2", "a") == 700
+    assert examples("--data", "b,c") == 700 and examples("--data", "{}") == 300
+    assert examples("--data", "[12]", "[a]") == 700
+    for command in (("train", finished.job_path, "--set", "{}"), ("inspect", finished.path, "--key", "{}")):
+        assert run_binary(terrace, *command).returncode == 2
+
+
 def test_missing_and_empty_data(terrace, finished, workspace):
     (workspace / "empty.tsv").touch()
     for data, words in (("gone.csv", "no such file; correct the path\n"), ("gone*", "correct the glob\n"),

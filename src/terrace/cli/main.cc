@@ -147,13 +147,32 @@ CLI::Validator AtLeast(std::uint64_t least) {
   return {read, ""};
 }
 
+// An option that takes texts as they are, as many as follow it. CLI11's own options of several
+// values read [a,b] as two of them, and {} as none.
+CLI::Option* AddTexts(CLI::App* command, const std::string& name, std::vector<std::string>* texts,
+                      const std::string& description) {
+  constexpr int kMost = 1 << 24;  // More than the system takes as arguments.
+  const CLI::callback_t assign = [texts](const CLI::results_t& results) {
+    *texts = results;
+    return true;
+  };
+  return command->add_option(name, assign, description)->expected(1, kMost)->type_name("TEXT");
+}
+
+// The same, one text each time that it is given.
+CLI::Option* AddOneText(CLI::App* command, const std::string& name, std::vector<std::string>* texts,
+                        const std::string& description) {
+  // A number from which on CLI11 takes it for the number of all, not of those that follow.
+  return AddTexts(command, name, texts, description)
+      ->expected(1, CLI::detail::expected_max_vector_size);
+}
+
 void AddTrain(CLI::App* app, CommonArguments* common, Command* chosen) {
   CLI::App* command = app->add_subcommand("train", "Trains a model as a job file says");
   auto arguments = std::make_shared<TrainArguments>();  // Shared by parser and command.
   auto help_job = std::make_shared<bool>(false);
   command->add_option("JOB", arguments->job, "The job file (YAML)");
-  command->add_option("--set", arguments->overrides, "path=value: overrides a key of the job")
-      ->allow_extra_args(false)
+  AddOneText(command, "--set", &arguments->overrides, "path=value: overrides a key of the job")
       ->type_name("PATH=VALUE");
   CLI::Option* resume = command->add_flag("--resume", arguments->resume,
                                           "Goes on from the newest checkpoint, if any");
@@ -194,7 +213,7 @@ void AddEvaluate(CLI::App* app, CommonArguments* common, Command* chosen) {
   CLI::App* command = app->add_subcommand("evaluate", "Measures a run's model on further data");
   auto arguments = std::make_shared<EvaluateArguments>();
   command->add_option("RUN", arguments->run, "The run's folder")->required();
-  command->add_option("--data", arguments->data, "Files and globs, as in data.train")
+  AddTexts(command, "--data", &arguments->data, "Files and globs, as in data.train")
       ->required()
       ->type_name("FILE...");
   AddMemory(command, &arguments->memory);
@@ -211,7 +230,7 @@ void AddPredict(CLI::App* app, CommonArguments* common, Command* chosen) {
       app->add_subcommand("predict", "Writes a probability of a click per line of data");
   auto arguments = std::make_shared<PredictArguments>();
   command->add_option("RUN", arguments->run, "The run's folder")->required();
-  command->add_option("--data", arguments->data, "Files and globs, as in data.train")
+  AddTexts(command, "--data", &arguments->data, "Files and globs, as in data.train")
       ->required()
       ->type_name("FILE...");
   command
@@ -240,11 +259,10 @@ void AddInspect(CLI::App* app, CommonArguments* common, Command* chosen) {
   CLI::Option* verify =
       command->add_flag("--verify", arguments->verify,
                         "Reads and checks every byte of all checkpoints; 1 if any is wrong");
-  CLI::Option* keys = command
-                          ->add_option("--key", arguments->keys,
-                                       "The row of a key (decimal, 0x..., C1=2bc7, or I2=14 where "
-                                       "integers are slots) in every table that has it")
-                          ->allow_extra_args(false);
+  CLI::Option* keys =
+      AddOneText(command, "--key", &arguments->keys,
+                 "The row of a key (decimal, 0x..., C1=2bc7, or I2=14 where integers are slots) in "
+                 "every table that has it");
   CLI::Option* dense = command->add_flag("--dense", arguments->dense,
                                          "The network's parameters and optimizer state");
   CLI::Option* repair = command->add_flag(
