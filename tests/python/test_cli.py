@@ -3,12 +3,14 @@ import fcntl
 import gzip
 import json
 import os
+import pathlib
 import pty
 import re
 import shutil
 import signal
 import struct
 import subprocess
+import tempfile
 import termios
 import time
 
@@ -94,6 +96,20 @@ def test_the_nearest_option_is_named(terrace, arguments, wrong, nearest):
     assert result.returncode == 2
     assert f"'{wrong}' is no option of {arguments[0]}" in result.stderr, result.stderr
     assert (f"did you mean '{nearest}'?" in result.stderr) if nearest else "--test-faults" not in result.stderr, result.stderr
+
+
+def test_data_that_go_or_cannot_be_read_later_are_a_failure(terrace, finished, log, workspace):
+    """As they are of train: the arguments were right."""
+    data = workspace / "data.tsv"
+    data.write_bytes(log.read_bytes())
+    run = harness.Run(terrace, workspace, jobs.tiny([data]))
+    for fault, words in (("open:2+:missing", "No such file"), ("open:2+:error", "Input/output"), ("read:2+:error", "Input/output")):
+        faults = ("--test-faults", f"{fault}:data.tsv")
+        for command in (("evaluate", finished.path, "--data", data), ("predict", finished.path, "--data", data, "--output", workspace / "p"),
+                        ("train", run.job_path)):
+            failed = run_binary(terrace, *command, *faults)
+            assert failed.returncode == 1 and words in failed.stderr and "data.tsv" in failed.stderr, (command, failed.stderr)
+    assert sorted(path.name for path in workspace.iterdir()) == ["data.tsv", "run.yaml"]
 
 
 def test_an_option_without_its_value_takes_no_other_argument(terrace, finished, log, workspace):
@@ -183,6 +199,29 @@ def test_a_job_file_that_cannot_be_read(terrace, workspace, log):
     run.job_path.unlink()
     assert "reading the job file" in run.train().expect(2).output
     assert not run.path.exists()
+
+
+def test_a_job_file_of_others(terrace):
+    """As one that is not there, whoever runs the tests."""
+    as_user = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        job = pathlib.Path(folder) / "job.yaml"
+        job.write_text("output: run\n")
+        job.chmod(0)
+
+        def run(*arguments):
+            return subprocess.run([str(terrace.binary), *map(str, arguments)], cwd=folder, stdin=subprocess.DEVNULL,
+                                  capture_output=True, text=True, timeout=harness.PATIENCE_SECONDS, **as_user)
+        try:
+            usable = run("--version").returncode == 0
+        except PermissionError:
+            usable = False
+        if not usable:
+            pytest.skip("another user may not run the program")
+        for name, words in ((job, "Permission denied"), (job.with_name("none.yaml"), "No such file")):
+            refused = run("train", name)
+            assert refused.returncode == 2 and "reading the job file" in refused.stderr and words in refused.stderr, refused
 
 
 def test_a_job_may_come_from_a_pipe(terrace, workspace, log):

@@ -36,7 +36,7 @@ constexpr std::pair<std::string_view, Fault> kFaults[] = {
     {"error", Fault::kError},     {"short_read", Fault::kShortRead},
     {"enospc", Fault::kNoSpace},  {"short_write", Fault::kShortWrite},
     {"flip", Fault::kFlippedBit}, {"sync_error", Fault::kSyncError},
-    {"eio", Fault::kError},
+    {"eio", Fault::kError},       {"missing", Fault::kMissing},
 };
 
 template <typename T, std::size_t n>

@@ -18,6 +18,8 @@
 namespace terrace {
 namespace {
 
+// Those that a seed chooses from: any call may meet an error that it did not ask for, but not every
+// caller's file goes while it works.
 constexpr Fault kAllFaults[] = {Fault::kError,   Fault::kShortRead, Fault::kShortWrite,
                                 Fault::kNoSpace, Fault::kSyncError, Fault::kFlippedBit};
 bool CanMeet(FileOperation operation, Fault fault) {
@@ -35,6 +37,8 @@ bool CanMeet(FileOperation operation, Fault fault) {
              operation == FileOperation::kMakeDirectories;
     case Fault::kSyncError:
       return operation == FileOperation::kSync || operation == FileOperation::kSyncDirectory;
+    case Fault::kMissing:
+      return operation == FileOperation::kOpen;
   }
   return false;
 }
@@ -48,7 +52,9 @@ Fault ChooseFault(FileOperation operation, std::uint64_t random) {
 }
 
 Status FaultError(Fault fault, FileOperation operation, const std::string& path) {
-  return ErrnoError(fault == Fault::kNoSpace ? ENOSPC : EIO,
+  return ErrnoError(fault == Fault::kNoSpace   ? ENOSPC
+                    : fault == Fault::kMissing ? ENOENT
+                                               : EIO,
                     fmt::format("{} (a fault made on purpose) of", FileOperationName(operation)),
                     path);
 }

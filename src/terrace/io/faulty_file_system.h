@@ -9,7 +9,7 @@
 // for instance "write:17:enospc", "any:3+:error:manifest", "seed=5,rate=0.001".
 // OPERATION: any open read write sync truncate size rename remove make_directories sync_directory
 // list stat free_bytes lock new_read_queue. FAULT: error (or eio) short_read short_write enospc
-// sync_error flip; Fault says which calls each can meet, and others are not counted.
+// sync_error flip missing; Fault says which calls each can meet, and others are not counted.
 //
 // Threads: thread-safe, as FileSystem asks; with several threads the numbering is theirs to race
 // for. Borrows `base`, which must outlive it; must itself outlive the files and queues it gave out.
@@ -55,6 +55,7 @@ enum class Fault {
                 // made.
   kSyncError,   // EIO from a sync of a file or folder; nothing became durable.
   kFlippedBit,  // A read succeeds with one bit wrong.
+  kMissing,     // ENOENT from open, as if the file had gone. Only where a rule names it.
 };
 
 // As in a plan's text.

@@ -85,6 +85,15 @@ TEST(FaultyFileSystemTest, EveryCallIsMadeToFailInTurn) {
   }
 }
 
+TEST(FaultyFileSystemTest, AFileIsMissingWhereARuleSaysSo) {
+  MemoryFileSystem memory;
+  TERRACE_ASSERT_OK(WriteFileAtomically(&memory, "one", Bytes("1")));
+  FaultyFileSystem fs(&memory, Rules("open:2:missing"));
+  EXPECT_TRUE(fs.Open("one", OpenMode::kRead).ok());
+  EXPECT_EQ(fs.Open("one", OpenMode::kRead).status().code(), StatusCode::kNotFound);
+  EXPECT_TRUE(fs.Open("one", OpenMode::kRead).ok());
+}
+
 TEST(FaultyFileSystemTest, CountsCallsByKind) {
   MemoryFileSystem memory;
   FaultyFileSystem fs(&memory, {});

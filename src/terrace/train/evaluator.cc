@@ -159,8 +159,10 @@ Status LoadedRun::Run(ClickMetrics* metrics, const PredictionSink& sink,
   KeyPlanner planner(PlannedSlots(*plan_), plan_->tables.size(), job_.training.minibatch,
                      memory_.set_bytes);
   PinProvider rows(cache_pointers_, &*plan_, checkpoint_.cursor.examples);
-  return Evaluate(source_.get(), memory_.batch, job_.training.minibatch, &planner, &rows,
-                  model_.executor.get(), metrics, sink, stopped);
+  const Status status = Evaluate(source_.get(), memory_.batch, job_.training.minibatch, &planner,
+                                 &rows, model_.executor.get(), metrics, sink, stopped);
+  // What was there when it was opened is no wrong argument, but has gone since.
+  return status.code() == StatusCode::kNotFound ? IoError(status.message()) : status;
 }
 
 // Whatever the paths: a log that predictions replace is lost.

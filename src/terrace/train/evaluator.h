@@ -21,7 +21,8 @@ struct Evaluation {
   std::uint64_t bad_lines = 0;
 };
 // files: paths or globs, in the format of the run's job. memory_bytes: what may be used, if it is
-// not the job's memory.budget. kNotFound: no run, or no checkpoint yet.
+// not the job's memory.budget. kNotFound: no run, no checkpoint yet, or no such file; one that goes
+// later is kIo.
 Result<Evaluation> EvaluateRun(FileSystem* fs, const std::string& run,
                                const std::vector<std::string>& files,
                                std::optional<std::uint64_t> memory_bytes);

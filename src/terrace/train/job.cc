@@ -1,6 +1,10 @@
 #include "terrace/train/job.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <set>
 
@@ -473,6 +477,12 @@ std::vector<KeyRow> ReferenceRows() {
   return rows;
 }
 
+// Whether it is there for others only. Asks the kernel, past every FileSystem, whose errors do not
+// tell it from a disk that fails.
+bool IsDenied(const std::string& path) {
+  return faccessat(AT_FDCWD, path.c_str(), R_OK, AT_EACCESS) != 0 && errno == EACCES;
+}
+
 }  // namespace
 
 float LearningRate::At(std::uint64_t step) const {
@@ -515,6 +525,9 @@ Result<Job> ReadJob(FileSystem* fs, const std::string& path,
   const bool has_length = !info.ok() || !info->is_special;
   Result<std::string> text =
       has_length ? ReadFileToString(fs, path) : ReadPipe(path, kMostJobBytes);
+  if (text.status().code() == StatusCode::kIo && IsDenied(path)) {
+    text = InvalidArgumentError(text.status().message());
+  }
   if (!text.ok()) return text.status().WithContext("reading the job file");
   return ParseJob(*text, path, overrides);
 }

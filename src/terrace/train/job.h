@@ -143,7 +143,8 @@ struct Job {
 // messages.
 Result<Job> ParseJob(std::string_view yaml, const std::string& base_name,
                      const std::vector<std::string>& overrides);
-// From a file, or from a pipe to its end.
+// From a file, or from a pipe to its end. kNotFound: none; kInvalidArgument also: one that may not
+// be read.
 Result<Job> ReadJob(FileSystem* fs, const std::string& path,
                     const std::vector<std::string>& overrides);
 // The complete job as YAML that ParseJob reads back to the same Job. Starts with format_version.
