@@ -112,6 +112,27 @@ def test_data_that_go_or_cannot_be_read_later_are_a_failure(terrace, finished, l
     assert sorted(path.name for path in workspace.iterdir()) == ["data.tsv", "run.yaml"]
 
 
+def test_evaluate_takes_as_many_bad_lines_as_it_is_told(terrace, finished, log, workspace):
+    lines = log.read_text().splitlines(True)
+    data = workspace / "data.tsv"
+    data.write_text("".join(lines[:600] + ["no example\n"] * 300 + lines[600:]))
+
+    def evaluate(*arguments, code=0):
+        result = run_binary(terrace, "evaluate", finished.path, "--data", data, "--json", *arguments)
+        assert result.returncode == code, result.stderr
+        return result.stderr if code else json.loads(result.stdout)
+    refused = evaluate(code=2)
+    assert "lines are bad, more than data.max_bad_fraction (0.010000)" in refused, refused
+    assert "--max-bad-fraction lets this command take more" in refused, refused
+    assert "lines are bad" in evaluate("--max-bad-fraction", "0.1", code=2)
+    found = evaluate("--max-bad-fraction", "0.4")
+    assert found["bad_lines"] == 300
+    expected = json.loads(terrace.text("evaluate", finished.path, "--data", log, "--json"))
+    assert {**found, "bad_lines": 0} == expected
+    for wrong in ("1.1", "-0.1", "nan", "much", "0.1x"):
+        assert f"--max-bad-fraction '{wrong}' is no number from 0 to 1" in evaluate(f"--max-bad-fraction={wrong}", code=2)
+
+
 def test_an_option_without_its_value_takes_no_other_argument(terrace, finished, log, workspace):
     """What a shell makes of --output=$UNSET."""
     for command, option in ((("predict", finished.path, "--data", log), "--output="), (("generate", "--rows", 10), "--output="),

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <string_view>
@@ -55,6 +56,15 @@ void AdviseOnDamage(FileSystem* fs, const Status& status, const std::string& run
       fmt::format("terrace inspect {} --verify names all that is damaged, and terrace inspect {} "
                   "--repair what can be done",
                   run, run));
+}
+
+std::optional<double> ParseFraction(const std::string& text) {
+  double value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  // Negated, so that a NaN is refused as well.
+  if (error != std::errc() || rest != end || !(value >= 0 && value <= 1)) return std::nullopt;
+  return value;
 }
 
 // As a shell takes it for one word.
@@ -183,7 +193,16 @@ int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
 int EvaluateCommand(FileSystem* fs, const EvaluateArguments& arguments) {
   const Result<std::optional<std::uint64_t>> memory = SizeArgument("--memory", arguments.memory);
   if (!memory.ok()) return ReportFailure(memory.status());
-  const Result<Evaluation> evaluation = EvaluateRun(fs, arguments.run, arguments.data, *memory);
+  EvaluateOptions options;
+  options.memory_bytes = *memory;
+  if (!arguments.max_bad_fraction.empty()) {
+    options.max_bad_fraction = ParseFraction(arguments.max_bad_fraction);
+    if (!options.max_bad_fraction) {
+      return ReportFailure(InvalidArgumentError(fmt::format(
+          "--max-bad-fraction '{}' is no number from 0 to 1", arguments.max_bad_fraction)));
+    }
+  }
+  const Result<Evaluation> evaluation = EvaluateRun(fs, arguments.run, arguments.data, options);
   SetProgressLine("");
   if (!evaluation.ok()) return ReportFailureOfRun(fs, evaluation.status(), arguments.run);
   if (!arguments.json) return PrintResult(ResultTable(evaluation->result, evaluation->bad_lines));

@@ -43,7 +43,8 @@ int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
 struct EvaluateArguments {
   std::string run;
   std::vector<std::string> data;
-  std::string memory;  // A size, or empty: as the run's job has it.
+  std::string memory;            // A size, or empty: as the run's job has it.
+  std::string max_bad_fraction;  // A number, or empty, likewise.
   bool json = false;
 };
 int EvaluateCommand(FileSystem* fs, const EvaluateArguments& arguments);

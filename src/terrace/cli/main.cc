@@ -217,6 +217,11 @@ void AddEvaluate(CLI::App* app, CommonArguments* common, Command* chosen) {
       ->required()
       ->type_name("FILE...");
   AddMemory(command, &arguments->memory);
+  command
+      ->add_option("--max-bad-fraction", arguments->max_bad_fraction,
+                   "Share of bad lines that there may be, not the data.max_bad_fraction of the "
+                   "run's job")
+      ->type_name("0...1");
   command->add_flag("--json", arguments->json, "Prints one JSON object");
   command->footer("Example: terrace evaluate runs/criteo --data logs/day_23.tsv.gz");
   AddCommon(command, common);

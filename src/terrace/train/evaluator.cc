@@ -29,8 +29,7 @@ class LoadedRun {
  public:
   static Result<std::unique_ptr<LoadedRun>> Load(FileSystem* fs, const std::string& path,
                                                  const std::vector<std::string>& files,
-                                                 std::optional<std::uint64_t> memory_bytes,
-                                                 bool for_scoring);
+                                                 const EvaluateOptions& options, bool for_scoring);
   Status Run(ClickMetrics* metrics, const PredictionSink& sink,
              const std::function<bool()>& stopped);
   ExampleSource* source() { return source_.get(); }
@@ -131,7 +130,7 @@ Status LoadedRun::OpenRows(FileSystem* fs) {
 
 Result<std::unique_ptr<LoadedRun>> LoadedRun::Load(FileSystem* fs, const std::string& path,
                                                    const std::vector<std::string>& files,
-                                                   std::optional<std::uint64_t> memory_bytes,
+                                                   const EvaluateOptions& options,
                                                    bool for_scoring) {
   auto loaded = std::make_unique<LoadedRun>();
   TERRACE_ASSIGN_OR_RETURN(loaded->run_,
@@ -139,12 +138,13 @@ Result<std::unique_ptr<LoadedRun>> LoadedRun::Load(FileSystem* fs, const std::st
   TERRACE_RETURN_IF_ERROR(loaded->OpenNewestCheckpoint());
   std::uint64_t& budget = loaded->job_.memory.budget_bytes;
   // More than any job may say is as good as that.
-  budget = std::min(memory_bytes.value_or(budget), kMostBudgetBytes);
+  budget = std::min(options.memory_bytes.value_or(budget), kMostBudgetBytes);
   DataOptions data = loaded->job_.train_data;
   if (data.format == "synthetic") data.format = "criteo";  // The generator's text is Criteo's.
   data.files = files;
   data.epochs = 1;
   data.shuffle = "none";
+  data.max_bad_fraction = options.max_bad_fraction.value_or(data.max_bad_fraction);
   data.for_scoring = for_scoring;
   data.read_ahead_bytes = ReadAheadBytes(data.read_ahead_bytes, budget);
   TERRACE_ASSIGN_OR_RETURN(loaded->source_, OpenSource(fs, data));
@@ -222,11 +222,17 @@ Status WritePredictions(const Batch& batch, std::uint32_t first_example,
 
 Result<Evaluation> EvaluateRun(FileSystem* fs, const std::string& run,
                                const std::vector<std::string>& files,
-                               std::optional<std::uint64_t> memory_bytes) {
+                               const EvaluateOptions& options) {
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<LoadedRun> loaded,
-                           LoadedRun::Load(fs, run, files, memory_bytes, /*for_scoring=*/false));
+                           LoadedRun::Load(fs, run, files, options, /*for_scoring=*/false));
   ClickMetrics metrics;
-  TERRACE_RETURN_IF_ERROR(loaded->Run(&metrics, nullptr, nullptr));
+  const Status status = loaded->Run(&metrics, nullptr, nullptr);
+  if (loaded->source()->failure().code() == StatusCode::kInvalidArgument) {
+    return InvalidArgumentError(
+        status.message() +
+        "; --max-bad-fraction lets this command take more than the run's job says");
+  }
+  TERRACE_RETURN_IF_ERROR(status);
   return Evaluation{metrics.Compute(), loaded->source()->stats().bad_lines};
 }
 
@@ -235,8 +241,10 @@ Result<SourceStats> PredictRun(FileSystem* fs, const std::string& run,
                                std::optional<std::uint64_t> memory_bytes, const std::string& output,
                                const std::function<bool()>& stopped) {
   TERRACE_RETURN_IF_ERROR(RefuseToReplaceInput(fs, files, output));
+  EvaluateOptions options;
+  options.memory_bytes = memory_bytes;
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<LoadedRun> loaded,
-                           LoadedRun::Load(fs, run, files, memory_bytes, /*for_scoring=*/true));
+                           LoadedRun::Load(fs, run, files, options, /*for_scoring=*/true));
   TERRACE_ASSIGN_OR_RETURN(const std::unique_ptr<TextFile> file, TextFile::Create(fs, output));
   PredictionWriter writer(file.get());
   const auto sink = [&writer](const Batch& batch, std::uint32_t first_example,

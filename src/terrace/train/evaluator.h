@@ -16,16 +16,20 @@
 
 namespace terrace {
 
+struct EvaluateOptions {
+  std::optional<std::uint64_t> memory_bytes;  // If it is not the job's memory.budget.
+  std::optional<double> max_bad_fraction;     // If it is not the job's data.max_bad_fraction.
+};
+
 struct Evaluation {
   ClickMetricsResult result;
   std::uint64_t bad_lines = 0;
 };
-// files: paths or globs, in the format of the run's job. memory_bytes: what may be used, if it is
-// not the job's memory.budget. kNotFound: no run, no checkpoint yet, or no such file; one that goes
-// later is kIo.
+// files: paths or globs, in the format of the run's job. kNotFound: no run, no checkpoint yet, or
+// no such file; one that goes later is kIo. kInvalidArgument: more bad lines than there may be.
 Result<Evaluation> EvaluateRun(FileSystem* fs, const std::string& run,
                                const std::vector<std::string>& files,
-                               std::optional<std::uint64_t> memory_bytes);
+                               const EvaluateOptions& options);
 
 // Writes a probability per line of data to `output` (a new file, or one that is replaced at the
 // end; compressed where its name ends in .gz or .zst), in order; "nan" for a bad line, nothing for
