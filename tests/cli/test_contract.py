@@ -5,6 +5,7 @@ import re
 import shlex
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -741,6 +742,32 @@ def test_interrupt(terrace, workspace, log):
     assert run.checkpoints()
     advice = next(line for line in outcome.output.splitlines() if "go on with: " in line).split("go on with: ")[1]
     assert shlex.split(advice) == [str(terrace.binary), "train", str(run.job_path), *settings, "--resume"]
+
+
+@pytest.mark.parametrize("stdin", ["pipe", "file"])
+def test_what_goes_on_with_a_job_that_came_from_a_pipe(terrace, workspace, log, stdin):
+    """What the pipe said comes no second time; what else is given is not forgotten."""
+    run = harness.Run(terrace, workspace, jobs.tiny([log], data={"format": "criteo", "train": [str(log)], "epochs": 200}), "the run")
+    command = [str(terrace.binary), "train", "/dev/stdin", "--set", "seed=5"]
+    with open(run.job_path, "rb") as file, open(workspace / "log", "wb") as output:
+        process = subprocess.Popen(command, stdin=file if stdin == "file" else subprocess.PIPE, stdout=output, stderr=output)
+        if stdin == "pipe":
+            process.stdin.write(run.job_path.read_bytes())
+            process.stdin.close()
+        deadline = time.monotonic() + harness.PATIENCE_SECONDS
+        while process.poll() is None and len(run.metrics()) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(harness.PATIENCE_SECONDS) == 130
+    told = next(line for line in (workspace / "log").read_text().splitlines() if "go on with: " in line)
+    advised = shlex.split(told.split("go on with: ")[1])
+    assert advised == [str(terrace.binary), "train", str(run.path / "job.yaml"), "--resume"]
+    lines = len(run.metrics())
+    process = terrace.start(*advised[1:], log=workspace / "log2")
+    run.wait_for_metrics(process, lines + 2)
+    process.signal(signal.SIGINT)
+    assert "resuming from checkpoint" in process.wait().expect(130).output
 
 
 def test_the_disk_is_measured_once_and_remembered(terrace, workspace, log):

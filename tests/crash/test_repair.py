@@ -6,6 +6,7 @@ import os
 import pty
 import random
 import re
+import shlex
 import signal
 import subprocess
 
@@ -247,6 +248,26 @@ def test_back_to_a_checkpoint_without_the_damage(run, log, expected):
     assert inspect(run, "--repair", "--yes", "--back-to", 77).returncode == 2
     repair(run, "--back-to", numbers[-2])
     assert_same_as_undisturbed(run, log, expected)
+
+
+def test_commands_to_paste_say_the_runs_name_as_a_shell_wants_it(terrace, job, killed, workspace, log):
+    run = harness.Run(terrace, workspace, job, "the 2nd run's")
+    harness.copy_run(killed.path, run.path)
+    numbers = [int(name.split("-")[1]) for name in run.checkpoints()]
+    kept = {file.path for number in numbers[:-1] for file in run_files.row_files(run, number=number)}
+    newest = run_files.newest_versions(run_files.row_files(run))
+    _, file, row = next(newest[key] for key in sorted(newest) if newest[key][1].path not in kept)
+    run_files.overwrite(file.path, file.record_offset(row) + 30)
+    told = inspect(run, "--verify").stdout.split("what can be done: ")[1]
+    assert shlex.split(told) == ["terrace", "inspect", str(run.path), "--repair"], told
+    told = inspect(run, "--repair").stdout.split("the same bits again: ")[1]
+    assert shlex.split(told) == ["terrace", "inspect", str(run.path), "--repair", "--back-to", str(numbers[-2])], told
+    file.path.unlink()
+    failed = subprocess.run([str(terrace.binary), "evaluate", str(run.path), "--data", str(log)], stdin=subprocess.DEVNULL,
+                            capture_output=True, text=True, timeout=harness.PATIENCE_SECONDS)
+    told = next(line for line in failed.stderr.splitlines() if "names all that is damaged" in line)
+    words = shlex.split(told)
+    assert words[:4] == ["terrace", "inspect", str(run.path), "--verify"] and words.count(str(run.path)) == 2, told
 
 
 @pytest.mark.parametrize("section", ["keys", "header", "footer", "padding", "longer"])

@@ -55,7 +55,7 @@ void AdviseOnDamage(FileSystem* fs, const Status& status, const std::string& run
       LogLevel::kInfo,
       fmt::format("terrace inspect {} --verify names all that is damaged, and terrace inspect {} "
                   "--repair what can be done",
-                  run, run));
+                  ShellWord(run), ShellWord(run)));
 }
 
 std::optional<double> ParseFraction(const std::string& text) {
@@ -65,17 +65,6 @@ std::optional<double> ParseFraction(const std::string& text) {
   // Negated, so that a NaN is refused as well.
   if (error != std::errc() || rest != end || !(value >= 0 && value <= 1)) return std::nullopt;
   return value;
-}
-
-// As a shell takes it for one word.
-std::string ShellWord(const std::string& text) {
-  const auto plain = [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 || std::strchr("_-./=:,+@%", c);
-  };
-  if (!text.empty() && std::all_of(text.begin(), text.end(), plain)) return text;
-  std::string word = "'";
-  for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return word + "'";
 }
 
 // Beside what was trained on a generated log, what could be reached there.
@@ -91,7 +80,32 @@ int PrintOracle(const DataOptions& data) {
       ResultTable(*result));
 }
 
+// The command that goes on with a run that was interrupted.
+std::string ResumeCommand(FileSystem* fs, const TrainArguments& arguments, const Job& job) {
+  std::string command = ShellWord(program_invocation_name) + " train ";
+  const Result<FileInfo> file = fs->Stat(arguments.job);
+  // What a pipe said comes no second time, and what /dev/stdin names is another command's: the run
+  // keeps the whole of its job, with what overrode it.
+  const bool gone = !file.ok() || file->is_special || arguments.job.starts_with("/dev/") ||
+                    arguments.job.starts_with("/proc/");
+  if (gone) return command + ShellWord(JoinPath(job.output, "job.yaml")) + " --resume";
+  command += ShellWord(arguments.job);
+  for (const std::string& set : arguments.overrides) command += " --set " + ShellWord(set);
+  for (const std::string& name : arguments.accept) command += " --accept " + name;
+  return command + " --resume";
+}
+
 }  // namespace
+
+std::string ShellWord(const std::string& text) {
+  const auto plain = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || std::strchr("_-./=:,+@%", c);
+  };
+  if (!text.empty() && std::all_of(text.begin(), text.end(), plain)) return text;
+  std::string word = "'";
+  for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return word + "'";
+}
 
 int ReportFailure(const Status& status) {
   LogText(LogLevel::kError, status.message());
@@ -182,11 +196,8 @@ int TrainCommand(FileSystem* fs, const TrainArguments& arguments,
     const bool generated = job->train_data.format == "synthetic" && !arguments.quiet;
     return printed == kExitDone && generated ? PrintOracle(job->train_data) : printed;
   }
-  std::string command = ShellWord(program_invocation_name) + " train " + ShellWord(arguments.job);
-  for (const std::string& set : arguments.overrides) command += " --set " + ShellWord(set);
-  for (const std::string& name : arguments.accept) command += " --accept " + name;
   LogText(LogLevel::kInfo,
-          fmt::format("interrupted after a checkpoint; go on with: {} --resume", command));
+          "interrupted after a checkpoint; go on with: " + ResumeCommand(fs, arguments, *job));
   return kExitInterrupted;
 }
 

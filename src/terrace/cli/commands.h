@@ -104,6 +104,8 @@ Result<std::optional<std::uint64_t>> SizeArgument(std::string_view name, const s
 // Where a command's --output is to be written, through links. kInvalidArgument: there is something
 // that must not be replaced, a folder or a device, say, or the place lies within a run.
 Result<std::string> OutputPlace(FileSystem* fs, const std::string& output);
+// As a shell takes it for one word: of a path or a name in a command that somebody may paste.
+std::string ShellWord(const std::string& text);
 // Writes to standard output; kExitFailed when that cannot be written.
 int PrintResult(const std::string& text);
 

@@ -448,7 +448,7 @@ Status InspectFindings(FileSystem* fs, const std::string& run, Report* report) {
     report->text += FindingsText(findings);
     report->text +=
         scrub.refused.ok()
-            ? fmt::format("what can be done: terrace inspect {} --repair\n", run)
+            ? fmt::format("what can be done: terrace inspect {} --repair\n", ShellWord(run))
             : fmt::format(
                   "this is no damage, and no repair begins before it is out of the way: {}\n",
                   scrub.refused.message());

@@ -184,7 +184,7 @@ std::string PlanText(const RepairPlan& plan, const std::string& run) {
     text += fmt::format(
         "no row would be lost by going back to checkpoint {} (example {}), from where training "
         "comes to the same bits again: terrace inspect {} --repair --back-to {}\n",
-        *plan.undamaged, FormatCount(plan.undamaged_examples), run, *plan.undamaged);
+        *plan.undamaged, FormatCount(plan.undamaged_examples), ShellWord(run), *plan.undamaged);
   }
   return text;
 }
