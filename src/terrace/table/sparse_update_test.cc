@@ -188,6 +188,33 @@ TEST(ApplyTest, ReadsAccumulatorsAfterAddingAndEpsilonOutsideTheRoot) {
   EXPECT_EQ(row[0], 1.0f - 0.5f * 2.0f / 2.5f);
 }
 
+// With the largest rate, initial weights, l2 and gradients that a job may have.
+TEST(ApplyTest, AccumulatorsOfAdaGradStayFinite) {
+  for (const Type type : {Type::kAdaGrad, Type::kAdaGradRow}) {
+    for (const float initial : {1e6f, -1e6f}) {
+      for (const int same : {1, 7, 1000}) {  // Gradients of one sign after each other.
+        SegmentSpec spec = Spec("embedding", 8, type, 1e6f);
+        spec.initializer = {InitializerSpec::Type::kConstant, initial};
+        const RowSchema schema = Make({spec});
+        Rows rows(schema, 1);
+        const float lr = 1e6f;
+        const StatisticsDelta delta;
+        const float* const row = reinterpret_cast<const float*>(rows.row[0]);
+        for (int step = 0; step < 5000; ++step) {
+          std::vector<float> sum(8, step / same % 2 == 0 ? 1e15f : -1e15f);
+          sum[0] = 1.0f;
+          Apply(schema, {{&lr, 1}, 1}, rows.row, sum.data(), &delta);
+          for (int i = 0; i < 8; ++i) ASSERT_LE(std::fabs(spec.l2 * row[i]), 1.1e15f) << step;
+        }
+        const int accumulators = type == Type::kAdaGrad ? 8 : 1;
+        for (int i = 8; i < 8 + accumulators; ++i) {
+          EXPECT_LT(row[i], 5000 * 5e30f) << schema.ToText();
+        }
+      }
+    }
+  }
+}
+
 TEST(ApplyTest, FtrlKeepsSmallWeightsAtZero) {
   SegmentSpec spec = Spec("wide", 1, Type::kFtrl);
   spec.optimizer.l1 = 1.0f;

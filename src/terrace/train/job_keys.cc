@@ -26,6 +26,10 @@ using Sparse = SparseOptimizerSpec::Type;
 constexpr std::uint64_t kMaxExpectedKeys = 1'000'000'000'000'000;
 constexpr std::uint64_t kTiB = std::uint64_t{1} << 40;
 
+// As rates and initial weights: a gradient beyond 1e15 is refused, and with these l2 * w, which is
+// added to it, stays within about as much (docs/optimizers.md).
+constexpr double kMostL2 = 1e6;
+
 template <typename Get>
 void AddLearningRate(Builder* b, const std::string& path, Get get, bool identifies) {
   const auto scheduled = [get](const Job& job, const std::string& name) {
@@ -286,7 +290,7 @@ void AddTable(Builder* b, const std::string& path, Get table) {
   b->Number(
       path + ".l2",
       [table](Job & job, const std::string& name) -> auto& { return table(job, name).l2; },
-      {0, kUnbounded}, "l2 * w is added to a row's gradient when the row is touched.");
+      {0, kMostL2}, "l2 * w is added to a row's gradient when the row is touched.");
   AddIndex(b, path, table);
   AddAdmission(b, path, table);
   AddExpiry(b, path, table);
@@ -452,7 +456,7 @@ void AddNetworkOptimizer(Builder* b) {
   only(b->Number("network.optimizer.momentum", spec(&DenseOptimizerSpec::momentum), {0, 0.999999},
                  "Share of the last step that goes on."),
        {"sgd"});
-  Identifies(b->Number("network.optimizer.l2", spec(&DenseOptimizerSpec::l2), {0, kUnbounded},
+  Identifies(b->Number("network.optimizer.l2", spec(&DenseOptimizerSpec::l2), {0, kMostL2},
                        "l2 * w is added to the gradient."));
   Identifies(OrNull(b->Number(
       "network.optimizer.clip_norm", spec(&DenseOptimizerSpec::clip_norm), {0, kUnbounded},
@@ -497,7 +501,7 @@ void AddNetwork(Builder* b) {
       first, [](const Job& job) { return job.wide_optimizer_given; }, "as the key's table");
   OnlyFor(b->Number(
               "network.wide_l2", [](Job & job, const std::string&) -> auto& { return job.wide_l2; },
-              {0, kUnbounded}, "As table.l2, of the wide weights."),
+              {0, kMostL2}, "As table.l2, of the wide weights."),
           "wide: true", [](const Job& job, const std::string&) { return job.network.wide; });
   AddNetworkOptimizer(b);
 }
