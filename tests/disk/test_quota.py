@@ -1,7 +1,9 @@
 """All that a run holds on disk stays within ssd.quota."""
 import fcntl
 import os
+import pathlib
 import re
+import signal
 import sys
 import time
 
@@ -12,16 +14,31 @@ import jobs
 
 
 def held(*folders):
-    """Bytes of the blocks of all files and folders below, as du counts them."""
-    blocks = 0
-    for folder in folders:
-        for path, _, names in os.walk(folder):
-            for name in [".", *names]:
-                try:
-                    blocks += os.lstat(os.path.join(path, name)).st_blocks
-                except FileNotFoundError:  # Removed meanwhile.
-                    pass
-    return 512 * blocks
+    """Bytes of the blocks of all files and folders below, as du counts them. Nobody changes any of them meanwhile."""
+    return 512 * sum(os.lstat(os.path.join(path, name)).st_blocks
+                     for folder in folders for path, _, names in os.walk(folder) for name in [".", *names])
+
+
+def is_stopped(process):
+    """Whether none of its threads runs, nor waits for a disk in the midst of a change."""
+    states = set()
+    for task in pathlib.Path(f"/proc/{process.popen.pid}/task").iterdir():
+        try:
+            states.add((task / "stat").read_text().rpartition(")")[2].split()[0])
+        except (FileNotFoundError, ProcessLookupError):  # A thread that has ended meanwhile.
+            pass
+    return states <= {"T", "t", "X", "Z"}
+
+
+def held_now(process, *folders):
+    """What is held at one moment: while files come and go, the sum over a walk is of no moment at all."""
+    process.signal(signal.SIGSTOP)
+    try:
+        while process.poll() is None and not is_stopped(process):
+            time.sleep(0.0002)
+        return held(*folders)
+    finally:
+        process.signal(signal.SIGCONT)
 
 
 EXAMPLES = 280_000
@@ -43,7 +60,7 @@ def train(run, folders, quota_mib, *flags):
     process = run.start("--set", f"ssd.quota={quota_mib}MiB", *flags)
     most = 0
     while process.poll() is None:
-        most = max(most, held(*folders))
+        most = max(most, held_now(process, *folders))
         time.sleep(0.002)
     most = max(most, held(*folders))
     assert most <= quota_mib * jobs.MIB, f"{most} bytes are held of {quota_mib} MiB\n{process.outcome.output[-4000:]}"
