@@ -638,22 +638,6 @@ def test_a_network_beyond_the_budget_takes_no_memory(terrace, workspace, log):
     assert "training.minibatch: " in outcome.output and "memory.budget has no room" in outcome.output, outcome.output
 
 
-def test_overwrite_goes_through_no_link(terrace, workspace, log):
-    run = harness.Run(terrace, workspace, jobs.tiny([log]))
-    run.train().expect(0)
-    digest = run.digest()
-    elsewhere = workspace / "elsewhere"
-    (run.path / "rows").rename(elsewhere)
-    (run.path / "rows").symlink_to(elsewhere)
-    assert run.digest() == digest
-    outcome = run.train("--overwrite").expect(2)
-    assert f"'{run.path}/rows' is a link to a folder" in outcome.output, outcome.output
-    assert run.digest() == digest
-    (run.path / "rows").unlink()
-    elsewhere.rename(run.path / "rows")
-    run.train("--overwrite").expect(0)
-
-
 def test_validation_data_is_frozen_at_the_start(terrace, workspace, log):
     text = log.read_text().splitlines(keepends=True)
     (workspace / "v1.tsv").write_text("".join(text[:200]))

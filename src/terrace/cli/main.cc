@@ -176,7 +176,9 @@ void AddTrain(CLI::App* app, CommonArguments* common, Command* chosen) {
       ->type_name("PATH=VALUE");
   CLI::Option* resume = command->add_flag("--resume", arguments->resume,
                                           "Goes on from the newest checkpoint, if any");
-  command->add_flag("--overwrite", arguments->overwrite, "Deletes the run that is there")
+  command
+      ->add_flag("--overwrite", arguments->overwrite,
+                 "Deletes the run that is there, and no other file")
       ->excludes(resume);
   command
       ->add_option("--accept", arguments->accept,

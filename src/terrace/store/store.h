@@ -467,4 +467,9 @@ inline std::uint64_t LikelyWriteBytes(std::span<Store* const> stores, std::uint6
   return bytes;
 }
 
+// Removes the files of the store in `directory`, and the folder then; a link to it goes, and what
+// it leads to stays. What is no store's stays, with the folder, and its paths are added to
+// *foreign.
+Status RemoveStore(FileSystem* fs, const std::string& directory, std::vector<std::string>* foreign);
+
 }  // namespace terrace

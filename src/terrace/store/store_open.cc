@@ -227,6 +227,30 @@ Status StoreImpl::PrepareCompactor(Compactor* compactor, std::span<std::byte> bu
   return OkStatus();
 }
 
+Status RemoveStore(FileSystem* fs, const std::string& directory,
+                   std::vector<std::string>* foreign) {
+  const Result<FileInfo> info = fs->Stat(directory);
+  if (info.status().code() == StatusCode::kNotFound) return OkStatus();
+  TERRACE_RETURN_IF_ERROR(info.status());
+  TERRACE_ASSIGN_OR_RETURN(const bool is_link, IsLinkToFolder(fs, directory));
+  if (is_link) return fs->Remove(directory);
+  if (!info->is_directory) {
+    foreign->push_back(directory);
+    return OkStatus();
+  }
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, fs->List(directory));
+  const std::size_t before = foreign->size();
+  for (const FileInfo& entry : entries) {
+    const std::string path = JoinPath(directory, entry.name);
+    if (entry.is_directory || !IsOurs(entry.name)) {
+      foreign->push_back(path);
+    } else {
+      TERRACE_RETURN_IF_ERROR(fs->Remove(path));
+    }
+  }
+  return foreign->size() == before ? fs->RemoveDirectory(directory) : OkStatus();
+}
+
 Status StoreImpl::CreateEmpty() {
   TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, fs_->List(options_.directory));
   for (const FileInfo& entry : entries) {

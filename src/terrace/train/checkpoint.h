@@ -80,8 +80,8 @@ class RunFolder {
   enum class Mode {
     kNew,  // kInvalidArgument when it holds a run, naming --resume and --overwrite; or other files,
            // naming them.
-    kOverwrite,  // Deletes what carries our marker, rows on ssd.paths too; anything else is
-                 // refused.
+    kOverwrite,  // Deletes the run that carries our marker, rows on ssd.paths too, and of its
+                 // folders nothing else; anything else is refused.
     kResume,     // The run there; without one, as kNew.
     kRead,   // A reader beside the trainer: takes no lock, writes nothing. kNotFound without a run.
     kScrub,  // As kRead, and damaged markers are no error: ScrubMarkers tells.

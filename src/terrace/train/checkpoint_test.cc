@@ -100,7 +100,7 @@ class RunFolderTest : public testing::Test {
     TERRACE_ASSERT_OK(Commit(run->get(), 1));
     TERRACE_ASSERT_OK(Commit(run->get(), 2));
     TERRACE_ASSERT_OK(fs_.MakeDirectories((*run)->StoreDirectory("default", 0)));
-    Replace(&fs_, (*run)->StoreDirectory("default", 0) + "/file", "rows");
+    Replace(&fs_, (*run)->StoreDirectory("default", 0) + "/rows-0000000001", "rows");
     Replace(&fs_, "/runs/a/metrics.jsonl", "{}\n");
   }
   bool Exists(const std::string& path) { return fs_.Stat(path).ok(); }
@@ -346,7 +346,7 @@ TEST_F(RunFolderTest, AnExistingRunIsRefusedWithBothWaysOut) {
   EXPECT_THAT(error, HasSubstr("'/runs/a' holds a run already"));
   EXPECT_THAT(error, HasSubstr("--resume"));
   EXPECT_THAT(error, HasSubstr("--overwrite"));
-  EXPECT_TRUE(Exists("/runs/a/rows/default/shard-0/file"));
+  EXPECT_TRUE(Exists("/runs/a/rows/default/shard-0/rows-0000000001"));
 }
 
 TEST_F(RunFolderTest, ForeignFilesAreNeverTouched) {
@@ -386,7 +386,7 @@ TEST_F(RunFolderTest, ResumeWithoutACheckpointStartsCleanly) {
     Result<std::unique_ptr<RunFolder>> run = Open(Mode::kNew);
     TERRACE_ASSERT_OK(run);
     TERRACE_ASSERT_OK(fs_.MakeDirectories("/runs/a/rows/default/shard-0"));
-    Replace(&fs_, "/runs/a/rows/default/shard-0/file", "half a row");
+    Replace(&fs_, "/runs/a/rows/default/shard-0/rows-0000000001", "half a row");
   }
   TERRACE_ASSERT_OK(Open(Mode::kResume));
   EXPECT_FALSE(Exists("/runs/a/rows"));
@@ -397,7 +397,7 @@ TEST_F(RunFolderTest, ResumeKeepsWhatIsThere) {
   Result<std::unique_ptr<RunFolder>> run = Open(Mode::kResume);
   TERRACE_ASSERT_OK(run);
   EXPECT_EQ(*(*run)->ListCheckpoints(), (std::vector<std::uint64_t>{1, 2}));
-  EXPECT_TRUE(Exists("/runs/a/rows/default/shard-0/file"));
+  EXPECT_TRUE(Exists("/runs/a/rows/default/shard-0/rows-0000000001"));
   Result<Checkpoint> checkpoint = (*run)->ReadCheckpoint(2);
   TERRACE_ASSERT_OK(checkpoint);
   Result<DenseState> dense = (*run)->ReadDense(*checkpoint);
@@ -410,16 +410,19 @@ TEST_F(RunFolderTest, ARunWithBrokenCheckpointsIsNotStartedAnew) {
   for (int id : {1, 2})
     Replace(&fs_, fmt::format("/runs/a/checkpoints/checkpoint-0000000{}", id), "");
   EXPECT_THAT(Error(Mode::kResume), HasSubstr("no checkpoint in '/runs/a' can be read"));
-  EXPECT_TRUE(Exists("/runs/a/rows/default/shard-0/file"));
+  EXPECT_TRUE(Exists("/runs/a/rows/default/shard-0/rows-0000000001"));
 }
 
 TEST_F(RunFolderTest, OverwriteDeletesTheRunAndNothingElse) {
   MakeRun();
   Replace(&fs_, "/runs/a/notes.txt", "mine");
+  Replace(&fs_, "/runs/a/dense/notes.txt", "mine");
   Result<std::unique_ptr<RunFolder>> run = Open(Mode::kOverwrite);
   TERRACE_ASSERT_OK(run);
   EXPECT_TRUE((*run)->ListCheckpoints()->empty());
   EXPECT_FALSE(Exists("/runs/a/rows"));
+  EXPECT_EQ(fs_.List("/runs/a/dense")->size(), 1u);
+  EXPECT_EQ(ReadAll(&fs_, "/runs/a/dense/notes.txt"), "mine");
   EXPECT_FALSE(Exists("/runs/a/metrics.jsonl"));
   EXPECT_TRUE(Exists("/runs/a/RUN"));
   EXPECT_EQ(ReadAll(&fs_, "/runs/a/notes.txt"), "mine");
@@ -438,7 +441,7 @@ TEST_F(RunFolderTest, RowsOnSsdPathsFollowTheRun) {
     EXPECT_THAT((*run)->StoreDirectory("t", 2), HasSubstr("/ssd0/a-"));
     EXPECT_EQ((*run)->ResolveDirectory((*run)->RecordedDirectory("t", 0)), first);
     TERRACE_ASSERT_OK(fs_.MakeDirectories(first));
-    Replace(&fs_, first + "/file", "rows");
+    Replace(&fs_, first + "/rows-0000000001", "rows");
     TERRACE_ASSERT_OK(Commit(run->get(), 1));
   }
   Replace(&fs_, "/ssd0/other.txt", "mine");
@@ -447,7 +450,7 @@ TEST_F(RunFolderTest, RowsOnSsdPathsFollowTheRun) {
   job_.ssd.paths = {"/ssd0"};
   EXPECT_THAT(Error(Mode::kResume), HasSubstr("ssd.paths: the run's rows lie in [/ssd0, /ssd1]"));
   TERRACE_ASSERT_OK(Open(Mode::kOverwrite));
-  EXPECT_FALSE(Exists(first + "/file"));
+  EXPECT_FALSE(Exists(first + "/rows-0000000001"));
   EXPECT_EQ(fs_.List("/ssd1")->size(), 0u);
   EXPECT_EQ(ReadAll(&fs_, "/ssd0/other.txt"), "mine");
 }

@@ -16,20 +16,6 @@
 namespace terrace {
 namespace {
 
-constexpr const char* kLock = "LOCK";
-constexpr const char* kRemoving = "removing.tmp";  // Says that a run is being deleted.
-// What a run makes in its folder, beside marker and lock.
-// In the order in which they are removed: what tells of checkpoints with them.
-constexpr const char* kContents[] = {"checkpoints", "summary.json", "dense",        "admission",
-                                     "rows",        "job.yaml",     "metrics.jsonl"};
-
-Result<bool> Exists(FileSystem* fs, const std::string& path) {
-  Result<FileInfo> info = fs->Stat(path);
-  if (info.ok()) return true;
-  if (info.status().code() == StatusCode::kNotFound) return false;
-  return info.status();
-}
-
 std::string Absolute(const std::string& path) {
   std::error_code error;
   const std::filesystem::path absolute = std::filesystem::absolute(path, error);
@@ -122,7 +108,7 @@ Status RunFolderImpl::RefuseForeign() {
 }
 
 Result<bool> RunFolderImpl::Inspect(Mode mode) {
-  TERRACE_ASSIGN_OR_RETURN(const bool has_run, Exists(fs_, At(kRunMarkerName)));
+  TERRACE_ASSIGN_OR_RETURN(const bool has_run, Exists(At(kRunMarkerName)));
   if (!has_run) {
     TERRACE_RETURN_IF_ERROR(RefuseForeign());
     return false;
@@ -224,7 +210,7 @@ Status RunFolderImpl::CheckResume() {
                     marker_.shards, job_->ssd.shards));
   }
   for (const std::string& folder : marker_.ssd_folders) {
-    TERRACE_ASSIGN_OR_RETURN(const bool exists, Exists(fs_, folder));
+    TERRACE_ASSIGN_OR_RETURN(const bool exists, Exists(folder));
     if (exists) continue;
     return InvalidArgumentError(
         fmt::format("ssd.paths: the folder '{}' with rows of this run is not there; nothing was "
@@ -237,9 +223,9 @@ Status RunFolderImpl::CheckResume() {
 Status RunFolderImpl::RefuseLostCheckpoints() {
   // A process that never took one may have tried as often as this.
   constexpr std::uint64_t kMostAttempts = 3;
-  TERRACE_ASSIGN_OR_RETURN(const bool has_summary, Exists(fs_, At("summary.json")));
+  TERRACE_ASSIGN_OR_RETURN(const bool has_summary, Exists(At("summary.json")));
   TERRACE_ASSIGN_OR_RETURN(const std::uint64_t dense, NewestDense());
-  TERRACE_ASSIGN_OR_RETURN(const bool removing, Exists(fs_, At(kRemoving)));
+  TERRACE_ASSIGN_OR_RETURN(const bool removing, Exists(At(kRemoving)));
   if (removing || (!has_summary && dense <= kMostAttempts)) return OkStatus();
   return CorruptionError(fmt::format(
       "'{}' has lost its checkpoints: {} is there, but none in '{}'. Nothing was changed: put them "
@@ -294,7 +280,7 @@ Status RunFolderImpl::MakeFolders(const std::string& path) {
   std::vector<std::string> missing;
   for (std::filesystem::path folder = Absolute(path); folder != folder.root_path();
        folder = folder.parent_path()) {
-    TERRACE_ASSIGN_OR_RETURN(const bool exists, Exists(fs_, folder.string()));
+    TERRACE_ASSIGN_OR_RETURN(const bool exists, Exists(folder.string()));
     if (exists) break;
     missing.push_back(folder.string());
   }
@@ -320,7 +306,7 @@ Status RunFolderImpl::CheckSsdMarkers() {
   for (const std::string& folder : marker_.ssd_folders) {
     Result<std::vector<FileInfo>> entries = fs_->List(folder);
     if (!entries.ok()) {
-      TERRACE_ASSIGN_OR_RETURN(const bool exists, Exists(fs_, folder));
+      TERRACE_ASSIGN_OR_RETURN(const bool exists, Exists(folder));
       if (!exists) continue;
       return entries.status();
     }
@@ -404,74 +390,6 @@ Status RunFolderImpl::TakeSsdFolders() {
           fmt::format("the run was moved from '{}': its rows in {} are those of "
                       "'{}' now",
                       before, fmt::join(marker_.ssd_folders, ", "), marker_.run_folder));
-  return OkStatus();
-}
-
-Status RunFolderImpl::RefuseLinks() const {
-  std::vector<std::string> folders = marker_.ssd_folders;
-  for (const char* name : kContents) folders.push_back(At(name));
-  for (const std::string& folder : folders) {
-    TERRACE_ASSIGN_OR_RETURN(const bool is_link, IsLinkToFolder(fs_, folder));
-    if (!is_link) continue;
-    return InvalidArgumentError(fmt::format(
-        "'{}' is a link to a folder, which --overwrite does not delete through. Nothing was "
-        "changed. Move the folder back in the link's place, or delete the run by hand",
-        folder));
-  }
-  return OkStatus();
-}
-
-Status RunFolderImpl::RemoveRun() {
-  TERRACE_RETURN_IF_ERROR(CheckSsdMarkers());
-  TERRACE_RETURN_IF_ERROR(RefuseLinks());
-  // Made after the folders, and gone before them.
-  TERRACE_ASSIGN_OR_RETURN(const bool was_whole, Exists(fs_, At("job.yaml")));
-  // Else what a loss of power brings back would be a run that has lost its checkpoints. On a full
-  // disk it can't be said, and the run has to be deleted once more by --overwrite then.
-  Status said = fs_->Open(At(kRemoving), OpenMode::kAppend).status();
-  if (said.ok()) said = fs_->SyncDirectory(path_);
-  if (!said.ok()) LogText(LogLevel::kDebug, said.message());
-  // Checkpoints first, and durably: from then on nobody finds what is being deleted, after a loss
-  // of power either. The marker last: a crash leaves a folder that --overwrite still accepts.
-  for (const char* name : kContents) {
-    TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, At(name)));
-    if (name == kContents[0]) TERRACE_RETURN_IF_ERROR(fs_->SyncDirectory(path_));
-  }
-  SyncPoint::Hit("run.remove.after_contents");
-  for (const std::string& folder : marker_.ssd_folders) {
-    Result<std::vector<FileInfo>> entries = fs_->List(folder);
-    TERRACE_ASSIGN_OR_RETURN(const bool exists, Exists(fs_, folder));
-    if (!exists) {
-      if (was_whole) {
-        LogText(LogLevel::kWarning,
-                fmt::format("'{}' is not there: rows that the run has on it, if its disk is just "
-                            "not mounted, stay there",
-                            folder));
-      }
-      continue;
-    }
-    if (!entries.ok()) return entries.status();
-    for (const FileInfo& entry : *entries) {
-      if (entry.name == kRunMarkerName) continue;
-      TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, JoinPath(folder, entry.name)));
-    }
-    TERRACE_RETURN_IF_ERROR(RemoveTree(fs_, folder));
-  }
-  // Gone for good before the marker that names them goes.
-  for (const std::string& path : marker_.ssd_paths) {
-    const Status synced = fs_->SyncDirectory(path);
-    if (!synced.ok() && synced.code() != StatusCode::kNotFound) return synced;
-  }
-  TERRACE_RETURN_IF_ERROR(RemoveTemporaries(path_));
-  TERRACE_RETURN_IF_ERROR(fs_->SyncDirectory(path_));
-  SyncPoint::Hit("run.remove.before_marker");
-  TERRACE_RETURN_IF_ERROR(RemoveFile(At(kRunMarkerName)));
-  TERRACE_RETURN_IF_ERROR(fs_->SyncDirectory(path_));
-  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> left, fs_->List(path_));
-  for (const FileInfo& entry : left) {
-    if (entry.name == kLock) continue;
-    LogText(LogLevel::kWarning, fmt::format("'{}' is not of the run and stays", At(entry.name)));
-  }
   return OkStatus();
 }
 

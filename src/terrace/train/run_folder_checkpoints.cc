@@ -41,6 +41,13 @@ std::optional<std::uint64_t> NumberOfFilter(const std::string& name) {
 
 }  // namespace
 
+Result<bool> RunFolderImpl::Exists(const std::string& path) const {
+  const Result<FileInfo> info = fs_->Stat(path);
+  if (info.ok()) return true;
+  if (info.status().code() == StatusCode::kNotFound) return false;
+  return info.status();
+}
+
 Status RunFolderImpl::RemoveFile(const std::string& path) {
   Status status = fs_->Remove(path);
   return status.code() == StatusCode::kNotFound ? OkStatus() : status;

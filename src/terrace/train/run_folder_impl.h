@@ -1,5 +1,6 @@
 // RunFolderImpl: the only RunFolder; run_folder.cc has the folder itself, its marker and its lock,
-// run_folder_checkpoints.cc what lies in it. Threads: as RunFolder.
+// run_folder_checkpoints.cc what lies in it, run_folder_remove.cc how it goes. Threads: as
+// RunFolder.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,9 @@
 #include "terrace/train/run_marker.h"
 
 namespace terrace {
+
+inline constexpr const char* kLock = "LOCK";
+inline constexpr const char* kRemoving = "removing.tmp";  // Says that a run is being deleted.
 
 class RunFolderImpl final : public RunFolder {
  public:
@@ -64,6 +68,7 @@ class RunFolderImpl final : public RunFolder {
   std::string FilterPath(std::uint64_t id, const std::string& table) const {
     return At(fmt::format("admission/filter-{:08}-{}", id, table));
   }
+  Result<bool> Exists(const std::string& path) const;
   // NotFound is fine.
   Status RemoveFile(const std::string& path);
   // Nothing where the folder is not there.
@@ -91,7 +96,10 @@ class RunFolderImpl final : public RunFolder {
   Result<std::uint64_t> NewestDense();  // Its number; 0: there is none.
   // That of a run without checkpoints some are gone, and were not just never taken.
   Status RefuseLostCheckpoints();
+  // Deletes the run, and names what in its folders is not of it, and stays.
   Status RemoveRun();
+  // With what else is left in the folder.
+  Status TellForeign(std::vector<std::string> foreign);
   // Before it: what a link leads to may be another's, and would go in part.
   Status RefuseLinks() const;
   Status ListTemporaries(const std::string& folder, std::vector<std::string>* paths);

@@ -60,7 +60,7 @@ class RunOwnerTest : public testing::Test {
     for (std::uint32_t shard : {0, 1}) {
       rows_.push_back((*run)->StoreDirectory("t", shard));
       TERRACE_EXPECT_OK(fs_.MakeDirectories(rows_.back()));
-      Replace(&fs_, rows_.back() + "/file", "rows");
+      Replace(&fs_, rows_.back() + "/rows-0000000001", "rows");
     }
     Checkpoint checkpoint;
     checkpoint.id = 1;
@@ -87,7 +87,8 @@ class RunOwnerTest : public testing::Test {
         0, rows_[static_cast<std::size_t>(disk)].rfind("/t/"));
   }
   bool RowsAreThere() {
-    return fs_.Stat(rows_[0] + "/file").ok() && fs_.Stat(rows_[1] + "/file").ok();
+    return fs_.Stat(rows_[0] + "/rows-0000000001").ok() &&
+           fs_.Stat(rows_[1] + "/rows-0000000001").ok();
   }
   // What a program of before wrote: markers that do not say whose the rows are.
   void ForgetOwner(const std::string& run) {
@@ -121,7 +122,7 @@ TEST_F(RunOwnerTest, ACopyTouchesNoRowsOfTheRun) {
   // The run itself goes on, and is deleted with its rows.
   TERRACE_EXPECT_OK(Open("/runs/a", Mode::kResume));
   TERRACE_EXPECT_OK(Open("/runs/a", Mode::kOverwrite));
-  EXPECT_FALSE(fs_.Stat(rows_[0] + "/file").ok());
+  EXPECT_FALSE(fs_.Stat(rows_[0] + "/rows-0000000001").ok());
 }
 
 TEST_F(RunOwnerTest, ACopyWithoutCheckpointsIsNoMoreTheOwner) {

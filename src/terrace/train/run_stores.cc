@@ -159,7 +159,8 @@ Result<std::unique_ptr<RunStores>> RunStores::Create(FileSystem* fs, Clock* cloc
   std::unique_ptr<RunStores> stores(new RunStores(clock, quota, options.drop_oldest));
   stores->stores_ = MakeEntries(job, plan, *run);
   for (Entry& entry : stores->stores_) {
-    TERRACE_RETURN_IF_ERROR(RemoveTree(fs, entry.directory));
+    std::vector<std::string> foreign;  // Told by who deleted the run before.
+    TERRACE_RETURN_IF_ERROR(RemoveStore(fs, entry.directory, &foreign));
   }
   TERRACE_RETURN_IF_ERROR(stores->FindDisks(fs, clock, job, options));
   for (Entry& entry : stores->stores_) {

@@ -62,6 +62,8 @@ class TrainingRun {
   Status OpenInputs();
   // Of a further source, which is closed again: the first mini-batch of the job's data.
   Status ReadFirstExamples();
+  // Asks for the rest of what a run asks of the system, and gives it back.
+  Status TryWhatARunTakes() const;
   DataOptions ValidationData() const;
   Status MakeMemoryPlan();
   Status OpenRun(RunMode mode);

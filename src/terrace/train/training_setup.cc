@@ -66,7 +66,10 @@ Status TrainingRun::Prepare(RunMode mode) {
   TERRACE_RETURN_IF_ERROR(planned);
   // An archive that is damaged shows it when it is read: no run is deleted for one of which nothing
   // can be trained.
-  if (mode == RunMode::kOverwrite) TERRACE_RETURN_IF_ERROR(ReadFirstExamples());
+  if (mode == RunMode::kOverwrite) {
+    TERRACE_RETURN_IF_ERROR(ReadFirstExamples());
+    TERRACE_RETURN_IF_ERROR(TryWhatARunTakes());
+  }
   // Nothing has been changed yet, and the run that is there stays as it is.
   if (Signalled()) return AbortedError("a signal came before the run began");
   TERRACE_RETURN_IF_ERROR(OpenRun(mode));
@@ -201,6 +204,21 @@ Status TrainingRun::ReadFirstExamples() {
     most = 1;  // Validation data is not shuffled.
   }
   return OkStatus();
+}
+
+Status TrainingRun::TryWhatARunTakes() const {
+  ReadQueueOptions queue;
+  queue.backend = job_.ssd.backend;
+  TERRACE_RETURN_IF_ERROR(fs_->NewReadQueue(queue).status().WithContext(
+      "making a queue of reads, before anything is deleted"));
+  // Mapped, and not used: what a limit of the process refuses now it would refuse later.
+  const std::uint64_t taken = std::min(memory_.resident_bytes, memory_.budget_bytes);
+  const Status memory = HugeBuffer::Allocate(memory_.budget_bytes - taken).status();
+  if (memory.ok()) return OkStatus();
+  return OutOfMemoryError(fmt::format(
+      "memory.budget is {}, more than the system lets this process have ({}): lower it, or raise "
+      "that limit (ulimit -v). Nothing was deleted",
+      FormatBytes(memory_.budget_bytes), memory.message()));
 }
 
 DataOptions TrainingRun::ValidationData() const {
