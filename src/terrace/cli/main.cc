@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
-#include <ctime>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -16,6 +15,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include "terrace/base/clock.h"
 #include "terrace/base/log.h"
 #include "terrace/base/memory.h"
 #include "terrace/base/sync_point.h"
@@ -30,6 +30,7 @@ namespace {
 
 std::atomic<int> g_stop_signals{0};
 std::atomic<std::int64_t> g_first_stop_nanos{0};  // By the monotonic clock; 0: none came.
+const Clock* g_clock = nullptr;                   // Set before there is a handler.
 // Nothing has begun that could be lost: a stop signal ends the process.
 std::atomic<bool> g_nothing_begun{false};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free &&
@@ -52,10 +53,8 @@ extern "C" void OnStopSignal(int) {
   // closes send one each, and a wrapper passes on what its whole process group got.
   constexpr std::int64_t kAnotherStopNanos = 1'000'000'000;
   const int before = errno;
-  timespec now = {};
-  clock_gettime(CLOCK_MONOTONIC, &now);
+  const std::int64_t nanos = g_clock->MonotonicNanos();  // A signal handler may ask the kernel.
   errno = before;
-  const std::int64_t nanos = now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
   std::int64_t first = 0;
   // Handlers on two threads agree on the first.
   if (g_first_stop_nanos.compare_exchange_strong(first, nanos, std::memory_order_relaxed)) {
@@ -69,6 +68,7 @@ extern "C" void OnStopSignal(int) {
 }
 
 void HandleStopSignals() {
+  g_clock = Clock::Real();
   struct sigaction action = {};
   action.sa_handler = OnStopSignal;
   sigemptyset(&action.sa_mask);
