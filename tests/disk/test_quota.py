@@ -24,7 +24,9 @@ def is_stopped(process):
     states = set()
     for task in pathlib.Path(f"/proc/{process.popen.pid}/task").iterdir():
         try:
-            states.add((task / "stat").read_text().rpartition(")")[2].split()[0])
+            name, _, rest = (task / "stat").read_text().rpartition(")")
+            if "(iou-" not in name:  # The kernel's own threads, which no signal stops.
+                states.add(rest.split()[0])
         except (FileNotFoundError, ProcessLookupError):  # A thread that has ended meanwhile.
             pass
     return states <= {"T", "t", "X", "Z"}

@@ -134,14 +134,15 @@ def test_evaluate_takes_as_many_bad_lines_as_it_is_told(terrace, finished, log, 
 
 
 def test_an_option_without_its_value_takes_no_other_argument(terrace, finished, log, workspace):
-    """What a shell makes of --output=$UNSET."""
+    """What a shell makes of --output=$UNSET, and of --output $UNSET."""
     for command, option in ((("predict", finished.path, "--data", log), "--output="), (("generate", "--rows", 10), "--output="),
                             (("evaluate", finished.path), "--data="), (("evaluate", finished.path, "--data", log), "--memory="),
                             (("train", finished.job_path, "--overwrite"), "--set="), (("inspect", finished.path), "--key=")):
-        for arguments in ((*command, option, "--quiet"), (*command, option)):
+        for given, *others in ((option, "--quiet"), (option,), (option.rstrip("="), "--quiet")):
+            arguments = (*command, given, *others)
             refused = subprocess.run([str(terrace.binary), *map(str, arguments)], cwd=workspace, stdin=subprocess.DEVNULL,
                                      capture_output=True, text=True, timeout=harness.PATIENCE_SECONDS)
-            assert refused.returncode == 2 and f"'{option}' has no value (terrace {command[0]} --help)" in refused.stderr, refused
+            assert refused.returncode == 2 and f"'{given}' has no value (terrace {command[0]} --help)" in refused.stderr, refused
             assert list(workspace.iterdir()) == []
     # One that looks like it, but is a value.
     named = workspace / "--memory="

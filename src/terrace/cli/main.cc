@@ -376,15 +376,14 @@ std::string WrongOptions(const CLI::App& app) {
   return wrong;
 }
 
-// The option of a command that an argument names, if it takes a value.
-const CLI::Option* OptionWithValue(const CLI::App& command, const std::string& argument) {
+// The option of a command that an argument names, or null.
+const CLI::Option* NamedOption(const CLI::App& command, const std::string& argument) {
   if (!argument.starts_with("--")) return nullptr;
-  const CLI::Option* option = command.get_option_no_throw(argument.substr(0, argument.find('=')));
-  return option == nullptr || option->get_items_expected_max() == 0 ? nullptr : option;
+  return command.get_option_no_throw(argument.substr(0, argument.find('=')));
 }
 
-// An option that has no value although one follows: CLI11 would take the next argument for it,
-// where a shell has left nothing of a variable. Or empty.
+// An option without a value, where a shell has left nothing of a variable: CLI11 would take the
+// next argument for it, another option too. Or empty.
 std::string MissingValue(const CLI::App& app, int argc, char** argv) {
   const CLI::App* command = nullptr;
   for (const CLI::App* one : app.get_subcommands({})) {
@@ -393,12 +392,15 @@ std::string MissingValue(const CLI::App& app, int argc, char** argv) {
   if (command == nullptr) return "";
   for (int i = 2; i < argc && std::string_view(argv[i]) != "--"; ++i) {
     const std::string argument = argv[i];
-    if (OptionWithValue(*command, argument) == nullptr) continue;
+    const CLI::Option* const option = NamedOption(*command, argument);
+    if (option == nullptr || option->get_items_expected_max() == 0) continue;
     const std::size_t equals = argument.find('=');
-    if (equals + 1 == argument.size()) {
+    const bool next = equals == std::string::npos;
+    const bool option_next = next && i + 1 < argc && NamedOption(*command, argv[i + 1]) != nullptr;
+    if (equals + 1 == argument.size() || option_next) {
       return fmt::format("'{}' has no value (terrace {} --help)", argument, command->get_name());
     }
-    if (equals == std::string::npos) ++i;  // Its value, whatever that is.
+    if (next) ++i;  // Its value.
   }
   return "";
 }

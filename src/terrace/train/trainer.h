@@ -26,8 +26,8 @@ struct TrainOutcome {
 
 // Trains. kInvalidArgument: the job or its inputs are wrong, seen before anything was trained. Ends
 // with a checkpoint when *stop_signals becomes positive (nullptr: never); kAborted: it was before
-// anything was changed, or before a run that is resumed went on. On error the last checkpoint is intact; a new run of which nothing was
-// trained leaves nothing.
+// anything was changed, or before a run that is resumed went on. On error the last checkpoint is
+// intact; a new run of which nothing was trained leaves nothing.
 Result<TrainOutcome> TrainJob(FileSystem* fs, const Job& job, RunMode mode,
                               const std::atomic<int>* stop_signals);
 
