@@ -245,14 +245,6 @@ def test_signals_of_one_stop(terrace, workspace, job, undisturbed):
     resume_and_compare(run, expected, "after two signals at once")
 
 
-def test_second_signal_ends_at_once(terrace, workspace, job, undisturbed):
-    expected, *_ = undisturbed
-    run = harness.Run(terrace, workspace, job)
-    outcome = run.stop_twice(3).expect(1)
-    assert "interrupted after a checkpoint" not in outcome.output, outcome.output
-    resume_and_compare(run, expected, "after two signals")
-
-
 def test_one_trainer_a_run(terrace, workspace, job):
     run = harness.Run(terrace, workspace, job, **{"data.epochs": 500})
     process = run.start()

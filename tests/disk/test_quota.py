@@ -36,7 +36,9 @@ def held_now(process, *folders):
     """What is held at one moment: while files come and go, the sum over a walk is of no moment at all."""
     process.signal(signal.SIGSTOP)
     try:
+        deadline = time.monotonic() + harness.PATIENCE_SECONDS
         while process.poll() is None and not is_stopped(process):
+            assert time.monotonic() < deadline, "a thread does not stop"
             time.sleep(0.0002)
         return held(*folders)
     finally:

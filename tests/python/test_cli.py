@@ -144,6 +144,11 @@ def test_an_option_without_its_value_takes_no_other_argument(terrace, finished, 
                                      capture_output=True, text=True, timeout=harness.PATIENCE_SECONDS)
             assert refused.returncode == 2 and f"'{given}' has no value (terrace {command[0]} --help)" in refused.stderr, refused
             assert list(workspace.iterdir()) == []
+    for command in (("train", finished.job_path, "--overwrite="), ("inspect", finished.path, "--repair", "--yes="),
+                    ("predict", "--data", log, "--", finished.path, "--output=", "--quiet"),
+                    ("evaluate", finished.path, "--data", log, "--memory", "")):
+        refused = run_binary(terrace, *command)
+        assert refused.returncode == 2 and "has no value" in refused.stderr, refused
     # One that looks like it, but is a value.
     named = workspace / "--memory="
     terrace.text("generate", "--rows", 10, "--output", named)
@@ -497,7 +502,7 @@ def test_outputs_that_must_not_be_replaced(terrace, finished, log, workspace):
             assert refused.returncode == 2 and words in refused.stderr, refused.stderr
             assert sorted(workspace.iterdir()) == before
         refused = run_binary(terrace, *command, "--output", "")
-        assert refused.returncode == 2 and "--output is empty" in refused.stderr, refused.stderr
+        assert refused.returncode == 2 and "'--output' has no value" in refused.stderr, refused.stderr
         assert run_binary(terrace, *command, "--output", workspace / "link").returncode == 0
         assert (workspace / "link").is_symlink() and len((workspace / "behind").read_text().splitlines()) >= 100
         assert not (workspace / "behind.partial").exists()

@@ -129,7 +129,6 @@ int ReportFailureOfRun(FileSystem* fs, const Status& status, const std::string& 
 }
 
 Result<std::string> OutputPlace(FileSystem* fs, const std::string& output) {
-  if (output.empty()) return InvalidArgumentError("--output is empty; name a file");
   // A rename onto a link would replace the link, not what it names.
   const Result<std::string> followed = FollowLinks(output);
   if (followed.status().code() == StatusCode::kNotFound) {

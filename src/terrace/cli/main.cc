@@ -390,14 +390,15 @@ std::string MissingValue(const CLI::App& app, int argc, char** argv) {
     if (argc >= 2 && one->get_name() == argv[1]) command = one;
   }
   if (command == nullptr) return "";
-  for (int i = 2; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+  for (int i = 2; i < argc; ++i) {
     const std::string argument = argv[i];
     const CLI::Option* const option = NamedOption(*command, argument);
-    if (option == nullptr || option->get_items_expected_max() == 0) continue;
+    if (option == nullptr) continue;
     const std::size_t equals = argument.find('=');
-    const bool next = equals == std::string::npos;
-    const bool option_next = next && i + 1 < argc && NamedOption(*command, argv[i + 1]) != nullptr;
-    if (equals + 1 == argument.size() || option_next) {
+    const bool next = equals == std::string::npos && option->get_items_expected_max() > 0;
+    const bool none_next = next && i + 1 < argc &&
+                           (*argv[i + 1] == '\0' || NamedOption(*command, argv[i + 1]) != nullptr);
+    if (equals + 1 == argument.size() || none_next) {
       return fmt::format("'{}' has no value (terrace {} --help)", argument, command->get_name());
     }
     if (next) ++i;  // Its value.

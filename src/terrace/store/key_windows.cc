@@ -94,7 +94,7 @@ Result<std::unique_ptr<KeyRounds>> KeyRounds::Create(ReadQueue* queue,
   std::uint64_t all = 0;
   for (const KeySection& section : sections) all += BlocksFor(section.entries);
   // A round's entries have numbers in a window, whatever the keys are.
-  const std::uint64_t most = std::min(bytes / 2, (kNumberMask + 1) * kKeyEntryBytes) / kBlockBytes;
+  const std::uint64_t most = std::min(bytes / 2, kNumberMask * kKeyEntryBytes) / kBlockBytes;
   const std::uint64_t blocks = std::min(all, std::max<std::uint64_t>(2 * sections.size(), most));
   for (Buffer& buffer : rounds->buffers_) {
     TERRACE_ASSIGN_OR_RETURN(buffer.memory, HugeBuffer::Allocate(blocks * kBlockBytes));

@@ -108,8 +108,8 @@ class KeyRounds {
 
 class KeyWindows {
  public:
-  // Memory: 36 bytes for every entry of a round at the very most; for hashes as MixKey makes them
-  // some 400 KiB, with thousands of sections several times as much.
+  // Memory: 36 bytes for every entry of a round at the very most, twice as many where it grows; for
+  // hashes as MixKey makes them some 500 KiB, with thousands of sections several times as much.
   explicit KeyWindows(const KeyRounds* rounds);
 
   // Goes to the hashes [first, last] of the round, which are not empty.

@@ -61,6 +61,16 @@ constexpr std::size_t kGroupsBytes = 20;  // Behind the files, from version 2 on
 
 std::string ManifestFileName(std::uint64_t id) { return fmt::format("manifest-{:08}", id); }
 
+bool IsStoreFileName(std::string_view name) {
+  if (name.ends_with(".tmp")) name.remove_suffix(4);
+  for (const std::string_view prefix : {"rows-", "manifest-"}) {
+    if (!name.starts_with(prefix)) continue;
+    const std::string_view id = name.substr(prefix.size());
+    return !id.empty() && id.find_first_not_of("0123456789") == std::string_view::npos;
+  }
+  return false;
+}
+
 std::string EncodeManifest(const Manifest& manifest) {
   Encoder out;
   out.Number(manifest.id);

@@ -41,6 +41,8 @@ struct Manifest {
 };
 
 std::string ManifestFileName(std::uint64_t id);
+// Whether a store gives its files such names: a parameter file, a manifest, one in the making.
+bool IsStoreFileName(std::string_view name);
 std::string EncodeManifest(const Manifest& manifest);
 // kCorruption when the bytes are no manifest; `path` is for messages.
 Result<Manifest> DecodeManifest(std::string_view payload, const std::string& path);

@@ -339,6 +339,11 @@ Result<ReadCost> MeasureReadCost(Clock* clock, ReadQueue* queue, std::span<File*
   return cost;
 }
 
+bool IsReadCostName(std::string_view name) {
+  return name == kReadCostName || name == kScratchName ||
+         (name.starts_with(kReadCostName) && name.substr(kReadCostName.size()) == ".tmp");
+}
+
 Status CheckRememberedCost(FileSystem* fs, const std::string& folder) {
   const std::string path = JoinPath(folder, kReadCostName);
   TERRACE_ASSIGN_OR_RETURN(const std::string text, ReadFramedFile(fs, path, kMagic, kVersion));

@@ -59,6 +59,8 @@ Result<KnownReadCost> FindReadCost(FileSystem* fs, Clock* clock, const ReadCostO
 // What is remembered in `folder`: in a file of this name. kNotFound: nothing; kCorruption: damaged;
 // kInvalidArgument: by a newer program.
 inline constexpr std::string_view kReadCostName = "read-cost";
+// Whether it is that file, one in the making, or the scratch file of a measurement.
+bool IsReadCostName(std::string_view name);
 Status CheckRememberedCost(FileSystem* fs, const std::string& folder);
 
 // Removes the scratch file of a process that was killed. Fine when there is none.

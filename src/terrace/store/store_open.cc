@@ -17,13 +17,8 @@ namespace terrace {
 namespace {
 
 constexpr std::string_view kFilePrefix = "rows-";
-constexpr std::string_view kManifestPrefix = "manifest-";
 // A compactor's reads are large, one or two of a file at a time.
 constexpr int kCompactionReads = 32, kCompactionReadThreads = 2;
-
-bool IsOurs(const std::string& name) {
-  return name.starts_with(kFilePrefix) || name.starts_with(kManifestPrefix);
-}
 
 // The id in "rows-<id>"; 0: no such name.
 std::uint64_t FileIdOf(std::string_view name) {
@@ -230,7 +225,10 @@ Status StoreImpl::PrepareCompactor(Compactor* compactor, std::span<std::byte> bu
 Status RemoveStore(FileSystem* fs, const std::string& directory,
                    std::vector<std::string>* foreign) {
   const Result<FileInfo> info = fs->Stat(directory);
-  if (info.status().code() == StatusCode::kNotFound) return OkStatus();
+  if (info.status().code() == StatusCode::kNotFound) {
+    const Status removed = fs->Remove(directory);  // A link that leads nowhere, perhaps.
+    return removed.code() == StatusCode::kNotFound ? OkStatus() : removed;
+  }
   TERRACE_RETURN_IF_ERROR(info.status());
   TERRACE_ASSIGN_OR_RETURN(const bool is_link, IsLinkToFolder(fs, directory));
   if (is_link) return fs->Remove(directory);
@@ -242,7 +240,7 @@ Status RemoveStore(FileSystem* fs, const std::string& directory,
   const std::size_t before = foreign->size();
   for (const FileInfo& entry : entries) {
     const std::string path = JoinPath(directory, entry.name);
-    if (entry.is_directory || !IsOurs(entry.name)) {
+    if (entry.is_directory || !IsStoreFileName(entry.name)) {
       foreign->push_back(path);
     } else {
       TERRACE_RETURN_IF_ERROR(fs->Remove(path));
@@ -254,7 +252,7 @@ Status RemoveStore(FileSystem* fs, const std::string& directory,
 Status StoreImpl::CreateEmpty() {
   TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, fs_->List(options_.directory));
   for (const FileInfo& entry : entries) {
-    if (IsOurs(entry.name)) {
+    if (!entry.is_directory && IsStoreFileName(entry.name)) {
       return InvalidArgumentError(
           fmt::format("{} already holds rows ({}); a new store needs an empty folder",
                       options_.directory, entry.name));
@@ -383,7 +381,8 @@ Status StoreImpl::RemoveStrays() {
     }
   }
   for (const FileInfo& entry : entries) {
-    if (entry.is_directory || !IsOurs(entry.name) || wanted.contains(entry.name)) continue;
+    if (entry.is_directory || !IsStoreFileName(entry.name)) continue;
+    if (wanted.contains(entry.name)) continue;
     SyncPoint::Hit("store.open.before_remove");
     TERRACE_RETURN_IF_ERROR(fs_->Remove(JoinPath(options_.directory, entry.name)));
   }

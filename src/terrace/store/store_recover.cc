@@ -38,7 +38,7 @@ constexpr std::uint64_t kMostRequests = 1024;
 class StoreImpl::KeyShare {
  public:
   KeyShare(const KeyRounds* rounds, std::span<const FilePtr> files, RowIndex* index, bool visits)
-      : files_(files), index_(index), visits_(visits), windows_(rounds) {
+      : index_(index), visits_(visits), windows_(rounds) {
     // As KeyWindows tells places.
     for (std::size_t f = 0; f < files.size(); ++f) TERRACE_CHECK(files[f]->slot == f);
   }
@@ -65,7 +65,6 @@ class StoreImpl::KeyShare {
   std::vector<std::uint64_t> visited;  // Rows; if they are wanted.
 
  private:
-  const std::span<const FilePtr> files_;
   RowIndex* const index_;
   const bool visits_;
   KeyWindows windows_;

@@ -265,7 +265,6 @@ class FileRewriter {
 };
 
 constexpr std::string_view kRowsPrefix = "rows-";
-constexpr std::string_view kManifestPrefix = "manifest-";
 
 // Greater than the id of any file that lies there.
 Result<std::uint64_t> NextFileId(FileSystem* fs, const std::string& directory,
@@ -452,9 +451,8 @@ Result<std::vector<FileInfo>> StoreStrays(FileSystem* fs, const std::string& dir
     return entries.status();
   }
   for (const FileInfo& entry : *entries) {
-    const bool ours =
-        entry.name.starts_with(kRowsPrefix) || entry.name.starts_with(kManifestPrefix);
-    if (ours && !entry.is_directory && !wanted.contains(entry.name)) strays.push_back(entry);
+    if (IsStoreFileName(entry.name) && !entry.is_directory && !wanted.contains(entry.name))
+      strays.push_back(entry);
   }
   return strays;
 }

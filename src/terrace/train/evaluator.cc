@@ -227,7 +227,8 @@ Result<Evaluation> EvaluateRun(FileSystem* fs, const std::string& run,
                            LoadedRun::Load(fs, run, files, options, /*for_scoring=*/false));
   ClickMetrics metrics;
   const Status status = loaded->Run(&metrics, nullptr, nullptr);
-  if (loaded->source()->failure().code() == StatusCode::kInvalidArgument) {
+  if (loaded->source()->failure().code() == StatusCode::kInvalidArgument &&
+      !options.max_bad_fraction) {
     return InvalidArgumentError(
         status.message() +
         "; --max-bad-fraction lets this command take more than the run's job says");

@@ -99,7 +99,7 @@ class RunFolderImpl final : public RunFolder {
   // Deletes the run, and names what in its folders is not of it, and stays.
   Status RemoveRun();
   // With what else is left in the folder.
-  Status TellForeign(std::vector<std::string> foreign);
+  Status TellForeign(std::vector<std::string>* foreign);
   // Before it: what a link leads to may be another's, and would go in part.
   Status RefuseLinks() const;
   Status ListTemporaries(const std::string& folder, std::vector<std::string>* paths);

@@ -37,10 +37,6 @@ bool IsOfCheckpoint(std::string_view name) {
   return false;
 }
 
-bool IsReadCost(std::string_view name) {
-  return name == kReadCostName || name.starts_with(std::string(kReadCostName) + ".");
-}
-
 bool IsShard(std::string_view name) {
   return name.starts_with("shard-") && IsDigits(name.substr(6));
 }
@@ -70,9 +66,11 @@ Status RemoveTables(FileSystem* fs, const std::string& folder, bool has_marker,
       TERRACE_RETURN_IF_ERROR(RemoveTable(fs, path, foreign));
       continue;
     }
-    // Somebody has put a table elsewhere: the link goes, what it leads to is not looked at.
-    TERRACE_ASSIGN_OR_RETURN(const bool is_link, IsLinkToFolder(fs, path));
-    if (is_link || IsReadCost(entry.name)) {
+    // Somebody has put a table elsewhere: the link goes, what it leads to is not looked at, and
+    // need not be there.
+    TERRACE_ASSIGN_OR_RETURN(const bool to_folder, IsLinkToFolder(fs, path));
+    const bool is_link = to_folder || fs->Stat(path).status().code() == StatusCode::kNotFound;
+    if (is_link || IsReadCostName(entry.name)) {
       TERRACE_RETURN_IF_ERROR(fs->Remove(path));
     } else if (!has_marker || (entry.name != kRunMarkerName && entry.name != kMarkerTemporary)) {
       foreign->push_back(path);
@@ -85,9 +83,11 @@ Status RemoveTables(FileSystem* fs, const std::string& folder, bool has_marker,
 Status RemoveContents(FileSystem* fs, std::string_view name, const std::string& path,
                       std::vector<std::string>* foreign) {
   const Result<FileInfo> info = fs->Stat(path);
-  if (info.status().code() == StatusCode::kNotFound) return OkStatus();
+  if (info.status().code() == StatusCode::kNotFound || (info.ok() && !info->is_directory)) {
+    const Status removed = fs->Remove(path);  // A file, or a link that leads nowhere.
+    return removed.code() == StatusCode::kNotFound ? OkStatus() : removed;
+  }
   TERRACE_RETURN_IF_ERROR(info.status());
-  if (!info->is_directory) return fs->Remove(path);
   const std::size_t before = foreign->size();
   if (name == "rows") {
     TERRACE_RETURN_IF_ERROR(RemoveTables(fs, path, /*has_marker=*/false, foreign));
@@ -168,22 +168,26 @@ Status RunFolderImpl::RemoveRun() {
   }
   TERRACE_RETURN_IF_ERROR(RemoveTemporaries(path_));
   TERRACE_RETURN_IF_ERROR(fs_->SyncDirectory(path_));
+  TERRACE_RETURN_IF_ERROR(TellForeign(&foreign));
+  // A run that is given up leaves a folder that --overwrite accepts once more.
+  if (created_ && !foreign.empty()) return OkStatus();
   SyncPoint::Hit("run.remove.before_marker");
   TERRACE_RETURN_IF_ERROR(RemoveFile(At(kRunMarkerName)));
   TERRACE_RETURN_IF_ERROR(fs_->SyncDirectory(path_));
   for (const std::string& marker : markers) TERRACE_RETURN_IF_ERROR(RemoveFile(marker));
-  return TellForeign(std::move(foreign));
+  return OkStatus();
 }
 
-Status RunFolderImpl::TellForeign(std::vector<std::string> foreign) {
+Status RunFolderImpl::TellForeign(std::vector<std::string>* foreign) {
   TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> left, fs_->List(path_));
   for (const FileInfo& entry : left) {
-    const bool told = std::any_of(foreign.begin(), foreign.end(), [&](const std::string& path) {
+    if (entry.name == kLock || entry.name == kRunMarkerName) continue;
+    const bool told = std::any_of(foreign->begin(), foreign->end(), [&](const std::string& path) {
       return path.starts_with(At(entry.name) + "/");
     });
-    if (entry.name != kLock && !told) foreign.push_back(At(entry.name));
+    if (!told) foreign->push_back(At(entry.name));
   }
-  for (const std::string& path : foreign) {
+  for (const std::string& path : *foreign) {
     // With ssd.paths in a folder of the run, what was met there was of the run after all.
     TERRACE_ASSIGN_OR_RETURN(const bool exists, Exists(path));
     if (exists) {

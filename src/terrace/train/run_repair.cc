@@ -208,7 +208,8 @@ Status RunRepair::FindStrays() {
     if (!entries.ok()) return entries.status();
     for (const FileInfo& entry : *entries) {
       // Of a measurement that was killed, or a temporary of what is remembered.
-      if (entry.is_directory || !entry.name.starts_with(std::string(kReadCostName) + ".")) continue;
+      if (entry.is_directory || !IsReadCostName(entry.name)) continue;
+      if (entry.name == kReadCostName) continue;
       plan_.strays.push_back(JoinPath(folder, entry.name));
       plan_.stray_bytes += entry.size;
     }

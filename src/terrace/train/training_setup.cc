@@ -211,8 +211,11 @@ Status TrainingRun::TryWhatARunTakes() const {
   queue.backend = job_.ssd.backend;
   TERRACE_RETURN_IF_ERROR(fs_->NewReadQueue(queue).status().WithContext(
       "making a queue of reads, before anything is deleted"));
-  // Mapped, and not used: what a limit of the process refuses now it would refuse later.
-  const std::uint64_t taken = std::min(memory_.resident_bytes, memory_.budget_bytes);
+  // Mapped, and not used: a run that a limit of the process refuses once it has filled its caches
+  // is refused now. Not what is there already, nor what comes and goes.
+  const std::uint64_t taken = std::min(
+      memory_.resident_bytes + memory_.filter_bytes + memory_.slack_bytes + memory_.transient_bytes,
+      memory_.budget_bytes);
   const Status memory = HugeBuffer::Allocate(memory_.budget_bytes - taken).status();
   if (memory.ok()) return OkStatus();
   return OutOfMemoryError(fmt::format(
