@@ -181,6 +181,13 @@ def test_faults_at_a_rate(terrace, workspace, job, expected, sample_seed, full):
     assert failed > 0, "no rate was high enough"
 
 
+@pytest.mark.parametrize("line", [1, 2, -1])
+def test_a_line_of_metrics_that_fails(terrace, workspace, job, expected, line):
+    """The run that goes on writes it, where it was due."""
+    number = line if line > 0 else len(expected["metrics"])
+    assert check_fault(terrace, workspace, job, expected, f"write:{number}:enospc:/metrics.jsonl"), "no such line was written"
+
+
 @pytest.mark.parametrize("index", ["key", "group"])
 def test_settings(terrace, workspace, logs, job, sample_seed, full, index):
     """Files of rows fail whatever index, policies and way to read the job has."""

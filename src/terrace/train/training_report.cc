@@ -135,7 +135,7 @@ Status TrainingRun::WriteInterval() {
           ? static_cast<double>(cursor_.examples - last_interval_examples_) /
                 record.performance.interval_seconds
           : 0;
-  // What is not written is the next interval's as well.
+  // Of one that is not written the run that resumes tells first.
   TERRACE_RETURN_IF_ERROR(metrics_file_->Append(IntervalToJson(record)));
   unadmitted_in_window_ = 0;
   last_totals_ = totals;

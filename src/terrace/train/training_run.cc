@@ -355,7 +355,10 @@ Result<TrainOutcome> TrainingRun::Run() {
       job_.training.max_examples > 0 && cursor_.examples >= job_.training.max_examples;
   // Where the job has become shorter than what is trained, this is its end.
   validation_due_ |= all_done && job_.has_validation && validated_examples_ != cursor_.examples;
-  if (validation_due_) status = Validate();
+  // What the run before could not write.
+  const std::uint64_t open = window_.Compute().examples;
+  if (Passed(cursor_.examples - open, cursor_.examples, metrics_every_)) status = WriteInterval();
+  if (status.ok() && validation_due_) status = Validate();
   if (status.ok() && !all_done) {
     Pipeline pipeline({&read, pull_.get(), &stage, &train}, capacities_, clock_,
                       {binding_.reading, binding_.pulling, binding_.pulling, binding_.training});
