@@ -25,7 +25,7 @@ def test_overwrite_deletes_what_the_run_made_and_nothing_else(terrace, workspace
     folders = {path for path in made if path.is_dir()} | {run.path, rows}
     assert {"shard-0", "default", "dense", "admission", "checkpoints"} <= {path.name for path in folders}
     # Names as a person gives them, the nearest to the run's own, and folders of one's own.
-    mine = [folder / name for folder in sorted(folders) for name in ("notes.txt", "mine/notes.txt", "checkpoint-best", "RUNNING.tmp", "rows-notes.txt",
+    mine = [folder / name for folder in sorted(folders) for name in ("notes.txt", "mine/notes.txt", "checkpoint-best", "RUNNING.tmp", "rows-notes.txt", "dense-mine.tmp",
                                                                   "manifest-1-of-mine", "read-cost.txt", "rows-1/mine")]
     for path in mine:
         path.parent.mkdir(exist_ok=True)

@@ -41,6 +41,11 @@ std::optional<std::uint64_t> NumberOfFilter(const std::string& name) {
 
 }  // namespace
 
+bool IsOfCheckpoint(std::string name) {
+  if (name.ends_with(".tmp")) name.resize(name.size() - 4);
+  return NumberOf(name, "checkpoint-") || NumberOf(name, "dense-") || NumberOfFilter(name);
+}
+
 Result<bool> RunFolderImpl::Exists(const std::string& path) const {
   const Result<FileInfo> info = fs_->Stat(path);
   if (info.ok()) return true;
@@ -58,8 +63,7 @@ Status RunFolderImpl::ListTemporaries(const std::string& folder, std::vector<std
   static const std::set<std::string> kOurs = {"RUN.tmp", "job.yaml.tmp", "summary.json.tmp",
                                               "metrics.jsonl.tmp", "removing.tmp"};
   for (const FileInfo& entry : entries) {
-    const bool ours = kOurs.contains(entry.name) || entry.name.starts_with("checkpoint-") ||
-                      entry.name.starts_with("dense-") || entry.name.starts_with("filter-");
+    const bool ours = kOurs.contains(entry.name) || IsOfCheckpoint(entry.name);
     if (entry.is_directory || !ours || !entry.name.ends_with(".tmp")) continue;
     paths->push_back(JoinPath(folder, entry.name));
   }

@@ -19,6 +19,9 @@
 
 namespace terrace {
 
+// "checkpoint-00000012", "dense-00000012", "filter-00000012-ads", and such a name with .tmp.
+bool IsOfCheckpoint(std::string name);
+
 inline constexpr const char* kLock = "LOCK";
 inline constexpr const char* kRemoving = "removing.tmp";  // Says that a run is being deleted.
 

@@ -25,18 +25,6 @@ bool IsDigits(std::string_view text) {
          std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
-// "checkpoint-00000012", "dense-00000012", "filter-00000012-ads", and such a name with .tmp.
-bool IsOfCheckpoint(std::string_view name) {
-  if (name.ends_with(".tmp")) name.remove_suffix(4);
-  for (const std::string_view prefix : {"checkpoint-", "dense-", "filter-"}) {
-    if (!name.starts_with(prefix)) continue;
-    const std::string_view rest = name.substr(prefix.size());
-    const std::size_t end = prefix == "filter-" ? rest.find('-') : rest.size();
-    return end != std::string_view::npos && IsDigits(rest.substr(0, end));
-  }
-  return false;
-}
-
 bool IsShard(std::string_view name) {
   return name.starts_with("shard-") && IsDigits(name.substr(6));
 }
