@@ -91,6 +91,22 @@ Result<bool> IsLinkToFolder(FileSystem* fs, const std::string& path) {
   return info->is_directory ? IsListedAsFile(fs, path) : false;
 }
 
+Status RemoveOwnFiles(FileSystem* fs, const std::string& folder,
+                      const std::function<bool(const std::string&)>& is_own,
+                      std::vector<std::string>* foreign) {
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, fs->List(folder));
+  const std::size_t before = foreign->size();
+  for (const FileInfo& entry : entries) {
+    const std::string path = JoinPath(folder, entry.name);
+    if (entry.is_directory || !is_own(entry.name)) {
+      foreign->push_back(path);
+    } else {
+      TERRACE_RETURN_IF_ERROR(fs->Remove(path));
+    }
+  }
+  return foreign->size() == before ? fs->RemoveDirectory(folder) : OkStatus();
+}
+
 Status RemoveTree(FileSystem* fs, const std::string& path) {
   Result<FileInfo> info = fs->Stat(path);
   if (!info.ok()) {

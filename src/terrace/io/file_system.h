@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -158,6 +159,11 @@ Status WriteFileAtomically(FileSystem* fs, const std::string& path,
                            std::span<const std::byte> data);
 // A folder with all it holds; of links the link alone. NotFound is fine.
 Status RemoveTree(FileSystem* fs, const std::string& path);
+// Removes the files in a folder whose names is_own takes, and then the folder; with what else there
+// is in it, which is added to *foreign, it stays.
+Status RemoveOwnFiles(FileSystem* fs, const std::string& folder,
+                      const std::function<bool(const std::string&)>& is_own,
+                      std::vector<std::string>* foreign);
 // Whether what lies there is a link that leads to a folder. NotFound: false.
 Result<bool> IsLinkToFolder(FileSystem* fs, const std::string& path);
 std::string JoinPath(std::string_view folder, std::string_view name);

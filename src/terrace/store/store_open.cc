@@ -236,17 +236,7 @@ Status RemoveStore(FileSystem* fs, const std::string& directory,
     foreign->push_back(directory);
     return OkStatus();
   }
-  TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, fs->List(directory));
-  const std::size_t before = foreign->size();
-  for (const FileInfo& entry : entries) {
-    const std::string path = JoinPath(directory, entry.name);
-    if (entry.is_directory || !IsStoreFileName(entry.name)) {
-      foreign->push_back(path);
-    } else {
-      TERRACE_RETURN_IF_ERROR(fs->Remove(path));
-    }
-  }
-  return foreign->size() == before ? fs->RemoveDirectory(directory) : OkStatus();
+  return RemoveOwnFiles(fs, directory, IsStoreFileName, foreign);
 }
 
 Status StoreImpl::CreateEmpty() {

@@ -76,20 +76,9 @@ Status RemoveContents(FileSystem* fs, std::string_view name, const std::string& 
     return removed.code() == StatusCode::kNotFound ? OkStatus() : removed;
   }
   TERRACE_RETURN_IF_ERROR(info.status());
+  if (name != "rows") return RemoveOwnFiles(fs, path, IsOfCheckpoint, foreign);
   const std::size_t before = foreign->size();
-  if (name == "rows") {
-    TERRACE_RETURN_IF_ERROR(RemoveTables(fs, path, /*has_marker=*/false, foreign));
-  } else {
-    TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, fs->List(path));
-    for (const FileInfo& entry : entries) {
-      const std::string file = JoinPath(path, entry.name);
-      if (entry.is_directory || !IsOfCheckpoint(entry.name)) {
-        foreign->push_back(file);
-      } else {
-        TERRACE_RETURN_IF_ERROR(fs->Remove(file));
-      }
-    }
-  }
+  TERRACE_RETURN_IF_ERROR(RemoveTables(fs, path, /*has_marker=*/false, foreign));
   return foreign->size() == before ? fs->RemoveDirectory(path) : OkStatus();
 }
 
