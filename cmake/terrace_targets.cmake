@@ -16,6 +16,12 @@ if(TERRACE_SANITIZE)
   target_compile_options(terrace_flags INTERFACE -fsanitize=${TERRACE_SANITIZE} -fno-sanitize-recover=all -g1)
   target_link_options(terrace_flags INTERFACE -fsanitize=${TERRACE_SANITIZE})
 endif()
+# Of a test's own sources, which take most of a sanitizer build, the checks that instrument every access are left to
+# AddressSanitizer; the program's sources have all of them. Linked after terrace_flags, which turns them on.
+add_library(terrace_test_flags INTERFACE)
+if(TERRACE_SANITIZE MATCHES "undefined")
+  target_compile_options(terrace_test_flags INTERFACE -fno-sanitize=null,alignment,object-size,vptr)
+endif()
 if(TERRACE_FUZZ)
   # All of our code is instrumented, so that the fuzzer sees which of it an input reaches.
   target_compile_options(terrace_flags INTERFACE
@@ -43,7 +49,7 @@ endfunction()
 function(terrace_test name)
   cmake_parse_arguments(ARG "ONE_THREAD" "TIMEOUT;SHARDS;ONE_THREAD_CASES" "SOURCES;DEPS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
-  target_link_libraries(${name} PRIVATE ${ARG_DEPS} terrace_flags GTest::gtest GTest::gmock GTest::gtest_main)
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} terrace_flags terrace_test_flags GTest::gtest GTest::gmock GTest::gtest_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   # Half of what a build compiles is tests, which spend their time in the program's own code.
   target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)

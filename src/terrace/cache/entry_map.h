@@ -60,6 +60,10 @@ class EntryMap {
     }
   }
 
+  // About how many hashes are at home in so many lines.
+  std::uint64_t HashesIn(std::uint64_t lines) const {
+    return lines < line_count_ ? FirstHashOf(lines, line_count_) : ~std::uint64_t{0};
+  }
   // Calls visit(entry) for every entry whose hash is `from` or more and below the hash that is
   // returned, 0 for 2^64, and for some that are near them: of as many lines as homes. So all are
   // visited in the order of their hashes, even if Reset() comes between two calls.

@@ -16,6 +16,8 @@ namespace {
 constexpr std::uint32_t kVictims = 32;  // Rows evicted together, likewise.
 // After so many groups without a clean row a pin beside a flush waits for more to be clean.
 constexpr std::uint32_t kDirtyGroups = 64;
+// Lines of the map in which rows of one block are looked for. Most have one or two.
+constexpr std::uint64_t kBlockLines = 16;
 // Beyond so many at once a disk is busy, and threads only cost memory.
 constexpr std::size_t kMostShardReaders = 16;
 constexpr std::uint32_t kMaxHandles = 255;  // Entry::pins has eight bits.
@@ -465,7 +467,8 @@ std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed,
                  std::min<std::size_t>(options_.row_bytes, kMostPrefetchBytes));
   }
   std::array<EntryId, kVictims> leaving;
-  std::size_t dirty = 0, leave = 0;
+  std::array<Key, kVictims> written;
+  std::size_t dirty = 0, leave = 0, writes = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const EntryId id = victims[i];
     if (appends == nullptr && IsDirty(arena_.entry(id)) && !DropExpired(id)) {
@@ -479,6 +482,7 @@ std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed,
   std::size_t kept = 0;
   for (std::size_t i = 0; i < leave; ++i) {
     const EntryId id = leaving[i];
+    if (IsDirty(arena_.entry(id))) written[writes++] = arena_.entry(id).key;
     Evict(id, /*may_come=*/IsHot(arena_.entry(id)), appends);
     if (arena_.is_closed(id)) {
       arena_.Free(id);
@@ -488,6 +492,7 @@ std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed,
     arena_.Hold(id);
     freed[kept++] = id;
   }
+  if (in_blocks_ && writes > 0) AppendBlocks({written.data(), writes}, appends);
   return kept;
 }
 
@@ -495,13 +500,55 @@ void RowCacheImpl::Evict(EntryId id, bool may_come, WriteBack::AppendScope* appe
   Entry& entry = arena_.entry(id);
   if (IsDirty(entry) && !DropExpired(id)) {
     SyncPoint::Hit("cache.evict.before_write");
-    appends->Append(entry.key, arena_.row(id),
-                    {.stored = IsStored(entry), .hot = IsHot(entry), .may_come = may_come});
-    CountClean(entry);
-    StoreFlags(entry, 0);
+    AppendRow(id, may_come, appends);
   }
   map_.Erase(MapHash(entry.key), id);
   ++counts_.evictions;
+}
+
+void RowCacheImpl::AppendRow(EntryId id, bool may_come, WriteBack::AppendScope* appends) {
+  Entry& entry = arena_.entry(id);
+  appends->Append(entry.key, arena_.row(id),
+                  {.stored = IsStored(entry), .hot = IsHot(entry), .may_come = may_come});
+  CountClean(entry);
+  StoreFlags(entry, 0);
+}
+
+void RowCacheImpl::AppendBlocks(std::span<const Key> written, WriteBack::AppendScope* appends) {
+  const std::uint64_t reach = map_.HashesIn(kBlockLines / 2);
+  std::array<HashRange, kVictims> blocks;
+  block_rows_.clear();
+  for (std::uint32_t i = 0; i < written.size(); ++i) {
+    const std::uint64_t hash = MixKey(written[i]);
+    HashRange& block = blocks[i];
+    block = stores_[shards_.Number(hash)]->BlockOf(hash);
+    if (hash - block.first > reach) block.first = hash - reach;
+    if (block.last - hash > reach) block.last = hash + reach;
+    std::uint64_t next = block.first;
+    do {
+      next = map_.VisitFrom(next, 1, [&](EntryId id) {
+        __builtin_prefetch(&arena_.entry(id), 1);
+        block_rows_.push_back({id, i});
+      });
+    } while (next - 1 < block.last);
+  }
+  std::erase_if(block_rows_, [&](const BlockRow& row) {
+    Entry& entry = arena_.entry(row.id);
+    if (!IsDirty(entry) || entry.pins > 0) return true;
+    const std::uint64_t hash = MixKey(entry.key);
+    if (hash < blocks[row.of].first || hash > blocks[row.of].last) return true;
+    if (shards_.Number(hash) != shards_.Number(MixKey(written[row.of]))) return true;
+    appends->Prefetch(entry.key);
+    PrefetchRead(arena_.row(row.id), std::min<std::size_t>(options_.row_bytes, kMostPrefetchBytes));
+    return false;
+  });
+  std::size_t room = appends->room();
+  for (const BlockRow& row : block_rows_) {
+    // Two of the keys may be of one block.
+    if (!IsDirty(arena_.entry(row.id)) || DropExpired(row.id)) continue;
+    if (room-- == 0) return;
+    AppendRow(row.id, /*may_come=*/true, appends);
+  }
 }
 
 bool RowCacheImpl::DropExpired(EntryId id) {

@@ -177,10 +177,7 @@ std::size_t RowCacheImpl::AppendDirty(DirtyWalk* walk, std::uint64_t end) {
       walk->next = place;
       return appended;
     }
-    Entry& entry = arena_.entry(id);
-    appends.Append(entry.key, arena_.row(id), {.stored = IsStored(entry), .hot = IsHot(entry)});
-    CountClean(entry);
-    StoreFlags(entry, 0);
+    AppendRow(id, /*may_come=*/true, &appends);
     ++appended;
   }
   walk->part.clear();

@@ -251,8 +251,7 @@ TEST_P(Hazard, CreatedAheadThenCut) {
 TEST_P(Hazard, EvictionBesideAFlushOfBlocks) {
   for (const bool abort : {false, true}) {
     Fixture fixture(GetParam(), kSmall, /*background=*/true);
-    fixture.stores[0]->SetInBlocks();
-    fixture.options.hot_apart = false;  // As it is over stores of blocks.
+    fixture.SetGroups(100);
     ASSERT_TRUE(fixture.Open().ok());
     RowCache& cache = *fixture.cache;
     FakeStore& store = *fixture.stores[0];
@@ -290,8 +289,7 @@ TEST_P(Hazard, EvictionBesideAFlushOfBlocks) {
 // others.
 TEST_P(Hazard, EvictionOfCleanRowsBesideAFlushOfBlocks) {
   Fixture fixture(GetParam(), kSmall, /*background=*/true);
-  fixture.stores[0]->SetInBlocks();
-  fixture.options.hot_apart = false;
+  fixture.SetGroups(100);
   ASSERT_TRUE(fixture.Open().ok());
   RowCache& cache = *fixture.cache;
   FakeStore& store = *fixture.stores[0];
@@ -712,7 +710,7 @@ TEST_P(SyncPoints, AFlushThatFindsNoRoomIsNotOver) {
     Fixture fixture(GetParam(), kSmall, /*background=*/true);
     fixture.options.flush_bytes = 10 * (kRowBytes + 40);  // Three buffers of ten rows.
     fixture.options.hot_apart = false;
-    if (blocks) fixture.stores[0]->SetInBlocks();
+    if (blocks) fixture.SetGroups(100);
     ASSERT_TRUE(fixture.Open().ok());
     RowCache& cache = *fixture.cache;
     FakeStore& store = *fixture.stores[0];

@@ -151,6 +151,12 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   }
   // Takes a row out of the map, to the write buffer when it is dirty. The entry is the caller's.
   void Evict(EntryId id, bool may_come, WriteBack::AppendScope* appends) TERRACE_REQUIRES(mu_);
+  // Writes what is dirty of the blocks of these keys, which are written, and pinned by nobody, as
+  // far as there is room. It stays, and its block need not be written once more when it leaves.
+  void AppendBlocks(std::span<const Key> written, WriteBack::AppendScope* appends)
+      TERRACE_REQUIRES(mu_);
+  // A dirty row goes to the write buffers, and is clean.
+  void AppendRow(EntryId id, bool may_come, WriteBack::AppendScope* appends) TERRACE_REQUIRES(mu_);
   // A dirty row that may go is clean from now on, as if it had been written.
   bool DropExpired(EntryId id) TERRACE_REQUIRES(mu_);
   // Whether the row may go, is not held, and so has left the cache.
@@ -254,6 +260,12 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   std::uint64_t swept_points_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t sweep_points_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint32_t sweep_chunk_ TERRACE_GUARDED_BY(mu_) = 0, sweep_slot_ TERRACE_GUARDED_BY(mu_) = 0;
+  // Rows that AppendBlocks looks at, and for which of its keys.
+  struct BlockRow {
+    EntryId id;
+    std::uint32_t of;
+  };
+  std::vector<BlockRow> block_rows_ TERRACE_GUARDED_BY(mu_);
   std::deque<std::shared_ptr<RowLoad>> loads_ TERRACE_GUARDED_BY(mu_);  // Not done; oldest first.
   std::size_t running_loads_ TERRACE_GUARDED_BY(mu_) = 0;               // The first ones of them.
   std::uint64_t failed_loads_ TERRACE_GUARDED_BY(mu_) = 0;

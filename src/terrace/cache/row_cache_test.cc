@@ -13,6 +13,8 @@
 namespace terrace::cache_testing {
 namespace {
 
+constexpr std::uint64_t kGroups = 100;
+
 std::uint64_t LeastCapacity(EvictionType eviction, bool background, int shards) {
   std::uint64_t low = 0, high = 1 << 20;
   while (high - low > 1) {
@@ -26,13 +28,16 @@ std::uint64_t LeastCapacity(EvictionType eviction, bool background, int shards) 
 // fatal failures.
 class Model {
  public:
+  // groups: of the stores; 0: without blocks.
   Model(std::uint64_t seed, EvictionType eviction, std::uint64_t capacity, bool background,
-        int shards)
+        int shards, std::uint64_t groups)
       : capacity_(capacity),
         rng_(seed),
         fixture_(eviction, capacity, background, shards),
         limit_(capacity),
-        allowed_(capacity) {}
+        allowed_(capacity) {
+    fixture_.SetGroups(groups);
+  }
 
   void Run(int steps) {
     ASSERT_TRUE(fixture_.Open().ok());
@@ -229,17 +234,68 @@ TEST_P(RowCacheModel, HotRowsAreWrittenApart) {
   }
 }
 
+// Of a group's dirty rows all that nobody pins are written with one that is evicted, stay, and are
+// not written again for that.
+TEST_P(RowCacheModel, AGroupIsWrittenTogether) {
+  Fixture fixture(GetParam(), kSmall, /*background=*/false, /*shards=*/2);
+  fixture.SetGroups(kGroups);
+  ASSERT_TRUE(fixture.Open().ok());
+  RowCache& cache = *fixture.cache;
+  const auto place = [](Key key) {
+    return std::pair(RangeOfHash(MixKey(key), kGroups), ShardOfHash(MixKey(key), 2));
+  };
+  const auto written = [&] {
+    std::vector<Key> keys;
+    for (const auto& store : fixture.stores) {
+      for (const std::vector<Key>& some : store->write_keys()) {
+        keys.insert(keys.end(), some.begin(), some.end());
+      }
+    }
+    std::sort(keys.begin(), keys.end());
+    return keys;
+  };
+  const std::size_t all = cache.MaxPinnedRows(), kHeld = all / 2;
+  PinnedRows held = PinOrDie(&cache, KeyRange(0, kHeld));
+  TrainAll(&held);
+  TrainRange(&cache, kHeld, all - kHeld);
+  ASSERT_TRUE(written().empty());
+  PinOrDie(&cache, {1'000'000}).Release();
+  const std::vector<Key> first = written();
+  ASSERT_FALSE(first.empty());
+  std::vector<Key> expected = KeyRange(kHeld, all - kHeld);
+  std::erase_if(expected, [&](Key key) { return place(key) != place(first[0]); });
+  EXPECT_EQ(first, expected);
+  EXPECT_GT(first.size(), 1u);
+  EXPECT_EQ(cache.stats().evictions, 1u);
+  EXPECT_EQ(cache.stats().dirty_rows, all - first.size());
+  held.Release();
+  // Those that stayed are evicted, and what is trained again is written again.
+  TrainRange(&cache, first[0], 1);
+  TrainRange(&cache, 2'000'000, all);
+  ASSERT_TRUE(cache.FlushDirty().ok());
+  for (Key key = 0; key < all; ++key) {
+    ASSERT_EQ(fixture.Stored(key), TrainedRow(key, key == first[0] ? 2 : 1)) << key;
+  }
+  const std::vector<Key> twice = written();
+  EXPECT_EQ(twice.size(), 2 * all + 1);
+  EXPECT_EQ(std::count(twice.begin(), twice.end(), first[0]), 2);
+}
+
 TEST_P(RowCacheModel, AgreesWithAMapAtEveryCapacity) {
   const std::uint64_t seed = 20240611;
   for (const bool background : {false, true}) {
     for (const int shards : {1, 3}) {
       const std::uint64_t least = LeastCapacity(GetParam(), background, shards);
+      bool in_blocks = background;
       for (const std::uint64_t capacity :
            {least, least + 5000, 2 * least, 4 * least, std::uint64_t{8} << 20}) {
-        SCOPED_TRACE(testing::Message() << "seed " << seed + capacity << " capacity " << capacity
-                                        << " background " << background << " shards " << shards);
-        ASSERT_NO_FATAL_FAILURE(
-            Model(seed + capacity, GetParam(), capacity, background, shards).Run(1500));
+        in_blocks = !in_blocks;
+        SCOPED_TRACE(testing::Message()
+                     << "seed " << seed + capacity << " capacity " << capacity << " background "
+                     << background << " shards " << shards << " in blocks " << in_blocks);
+        ASSERT_NO_FATAL_FAILURE(Model(seed + capacity, GetParam(), capacity, background, shards,
+                                      in_blocks ? kGroups : 0)
+                                    .Run(1500));
       }
     }
   }

@@ -152,7 +152,9 @@ TEST(GroupDirectory, StartsDivideTheHashes) {
     directory.Add(start);
     starts.insert(start);
     const std::uint64_t hash = rng.Next();
-    EXPECT_EQ(directory.StartOf(hash), *std::prev(starts.upper_bound(hash)));
+    const auto after = starts.upper_bound(hash);
+    EXPECT_EQ(directory.StartOf(hash), *std::prev(after));
+    EXPECT_EQ(directory.LastOf(hash), after == starts.end() ? ~std::uint64_t{0} : *after - 1);
   }
   directory.Add(directory.FirstStart(1));
   EXPECT_EQ(directory.added(), 300u);

@@ -39,6 +39,16 @@ class GroupDirectory {
       if (s == SegmentOf(first)) return first;
     }
   }
+  // The last hash of that block.
+  std::uint64_t LastOf(std::uint64_t hash) const {
+    const std::uint64_t last = LastHash(GroupOf(hash));
+    for (std::size_t s = SegmentOf(hash); s <= SegmentOf(last); ++s) {
+      const std::vector<std::uint64_t>& starts = segments_[s];
+      const auto after = std::upper_bound(starts.begin(), starts.end(), hash);
+      if (after != starts.end()) return std::min(last, *after - 1);
+    }
+    return last;
+  }
   bool IsDivided(std::uint64_t group) const {
     return StartOf(LastHash(group)) != FirstStart(group);
   }

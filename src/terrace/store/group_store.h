@@ -74,6 +74,10 @@ class GroupStore final : public Store {
                                std::uint64_t writes) const override;
   std::uint64_t LikelyWriteBytes(std::uint64_t rows) const override;
   bool in_blocks() const override { return true; }
+  HashRange BlockOf(std::uint64_t hash) const override {
+    MutexLock lock(&mu_);
+    return {directory_.StartOf(hash), directory_.LastOf(hash)};
+  }
   // A block has rows of either kind.
   std::uint64_t LeastFileRows() const override { return ~std::uint64_t{0}; }
   void Finish() override { inner_->Finish(); }

@@ -286,6 +286,10 @@ struct ManifestReference {
   FileDigest digest;
 };
 
+struct HashRange {
+  std::uint64_t first = 0, last = 0;  // Of MixKey, both in it.
+};
+
 // A row as a merge over all files yields it.
 struct RowView {
   Key key = 0;
@@ -438,8 +442,11 @@ class Store {
     return MostWriteBytes(rows, rows, 1);
   }
   // Rows of near hashes lie in blocks that are written whole: those that are written in the order
-  // of hashes cost least. Else rows lie as they are given to a write.
+  // of hashes, or with others of their block, cost least. Else rows lie as they are given to a
+  // write.
   virtual bool in_blocks() const { return false; }
+  // The block in which a key of this hash belongs. Any thread; waits for no read or write.
+  virtual HashRange BlockOf(std::uint64_t hash) const { return {hash, hash}; }
   // Rows that a write has to bring lest its files be small ones, which compaction merges with
   // others soon. ~0: what a write brings is not what its files hold, or nothing is written.
   virtual std::uint64_t LeastFileRows() const = 0;

@@ -36,10 +36,6 @@ struct RepairOptions {
   std::optional<std::uint64_t> quota_bytes;  // Instead of the job's ssd.quota.
 };
 
-struct HashRange {
-  std::uint64_t first = 0, last = 0;  // Of MixKey.
-};
-
 struct RepairPlan {
   std::vector<Finding> findings;
   // The checkpoint that the run goes on from, and where that stands.

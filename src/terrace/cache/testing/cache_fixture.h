@@ -71,6 +71,11 @@ struct Fixture {
     options.chunk_bytes = 4096;
     options.create_row = FillRow;
   }
+  // Before Open: stores of blocks, of so many groups, which have no hot rows apart; 0: others.
+  void SetGroups(std::uint64_t groups) {
+    for (auto& store : stores) store->SetGroups(groups);
+    options.hot_apart = groups == 0;
+  }
   // The cache is null when the options are refused.
   Status Open() {
     std::vector<Store*> borrowed;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "terrace/base/mutex.h"
+#include "terrace/base/rng.h"
 #include "terrace/store/store.h"
 
 namespace terrace {
@@ -49,7 +50,11 @@ class FakeStore final : public Store {
                                std::uint64_t writes) const override {
     return rows * (row_bytes_ + 64) + writes * 16384;
   }
-  bool in_blocks() const override { return in_blocks_; }
+  bool in_blocks() const override { return groups_ > 0; }
+  HashRange BlockOf(std::uint64_t hash) const override {
+    const std::uint64_t group = RangeOfHash(hash, groups_);
+    return {FirstHashOf(group, groups_), FirstHashOf(group + 1, groups_) - 1};
+  }
   std::uint64_t LeastFileRows() const override { return 1; }
   void Finish() override {}
   Status background_status() const override { return OkStatus(); }
@@ -57,8 +62,8 @@ class FakeStore final : public Store {
   std::atomic<bool> keeps_checkpoints{false};  // As it was told last.
   std::atomic<bool> fails_for_room{false};     // Stages that fail do so with kOutOfRoom.
 
-  // Before a cache has it: says that it has blocks.
-  void SetInBlocks() { in_blocks_ = true; }
+  // Before a cache has it: says that it has a block for each of so many groups.
+  void SetGroups(std::uint64_t groups) { groups_ = groups; }
   // The n-th Read, Write or Stage from now (0: the next) fails with kIo, and changes nothing;
   // negative: none.
   void FailAt(std::int64_t call);
@@ -94,7 +99,7 @@ class FakeStore final : public Store {
   bool NextFails() TERRACE_REQUIRES(mu_);
 
   const std::uint32_t row_bytes_;
-  bool in_blocks_ = false;
+  std::uint64_t groups_ = 0;
   mutable Mutex mu_;
   CondVar changed_;
   std::unordered_map<Key, std::vector<std::byte>> rows_ TERRACE_GUARDED_BY(mu_);
