@@ -16,10 +16,11 @@ if(TERRACE_SANITIZE)
   target_compile_options(terrace_flags INTERFACE -fsanitize=${TERRACE_SANITIZE} -fno-sanitize-recover=all -g1)
   target_link_options(terrace_flags INTERFACE -fsanitize=${TERRACE_SANITIZE})
 endif()
-# Of a test's own sources, which take most of a sanitizer build, the checks that instrument every access are left to
-# AddressSanitizer; the program's sources have all of them. Linked after terrace_flags, which turns them on.
+# A test's own sources, which take most of a sanitizer build, are without those checks that instrument every access:
+# AddressSanitizer meets null pointers and what passes an object's end as well, and alignment and types are looked at in
+# the program's sources, which have all checks. Linked after terrace_flags, which turns them on.
 add_library(terrace_test_flags INTERFACE)
-if(TERRACE_SANITIZE MATCHES "undefined")
+if(TERRACE_SANITIZE STREQUAL "address,undefined")
   target_compile_options(terrace_test_flags INTERFACE -fno-sanitize=null,alignment,object-size,vptr)
 endif()
 if(TERRACE_FUZZ)

@@ -60,10 +60,6 @@ class EntryMap {
     }
   }
 
-  // About how many hashes are at home in so many lines.
-  std::uint64_t HashesIn(std::uint64_t lines) const {
-    return lines < line_count_ ? FirstHashOf(lines, line_count_) : ~std::uint64_t{0};
-  }
   // Calls visit(entry) for every entry whose hash is `from` or more and below the hash that is
   // returned, 0 for 2^64, and for some that are near them: of as many lines as homes. So all are
   // visited in the order of their hashes, even if Reset() comes between two calls.
@@ -80,6 +76,12 @@ class EntryMap {
       if (seen >= end - first && line.passed == 0) break;
     }
     return end == line_count_ ? 0 : FirstHashOf(end, line_count_);
+  }
+
+  // Likewise for every entry whose hash is from `first` to `last`, once.
+  template <typename Visit>
+  void VisitRange(std::uint64_t first, std::uint64_t last, const Visit& visit) const {
+    VisitFrom(first, Home(last) - Home(first) + 1, visit);
   }
 
   // REQUIRES: the key is not in the map, and size() < capacity_rows().

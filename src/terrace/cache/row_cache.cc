@@ -16,8 +16,6 @@ namespace {
 constexpr std::uint32_t kVictims = 32;  // Rows evicted together, likewise.
 // After so many groups without a clean row a pin beside a flush waits for more to be clean.
 constexpr std::uint32_t kDirtyGroups = 64;
-// Lines of the map in which rows of one block are looked for. Most have one or two.
-constexpr std::uint64_t kBlockLines = 16;
 // Beyond so many at once a disk is busy, and threads only cost memory.
 constexpr std::size_t kMostShardReaders = 16;
 constexpr std::uint32_t kMaxHandles = 255;  // Entry::pins has eight bits.
@@ -467,7 +465,7 @@ std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed,
                  std::min<std::size_t>(options_.row_bytes, kMostPrefetchBytes));
   }
   std::array<EntryId, kVictims> leaving;
-  std::array<Key, kVictims> written;
+  std::array<std::uint64_t, kVictims> written;  // Hashes.
   std::size_t dirty = 0, leave = 0, writes = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const EntryId id = victims[i];
@@ -482,8 +480,9 @@ std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed,
   std::size_t kept = 0;
   for (std::size_t i = 0; i < leave; ++i) {
     const EntryId id = leaving[i];
-    if (IsDirty(arena_.entry(id))) written[writes++] = arena_.entry(id).key;
-    Evict(id, /*may_come=*/IsHot(arena_.entry(id)), appends);
+    if (Evict(id, /*may_come=*/IsHot(arena_.entry(id)), appends)) {
+      written[writes++] = MixKey(arena_.entry(id).key);
+    }
     if (arena_.is_closed(id)) {
       arena_.Free(id);
       continue;
@@ -496,14 +495,15 @@ std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed,
   return kept;
 }
 
-void RowCacheImpl::Evict(EntryId id, bool may_come, WriteBack::AppendScope* appends) {
-  Entry& entry = arena_.entry(id);
-  if (IsDirty(entry) && !DropExpired(id)) {
+bool RowCacheImpl::Evict(EntryId id, bool may_come, WriteBack::AppendScope* appends) {
+  const bool written = IsDirty(arena_.entry(id)) && !DropExpired(id);
+  if (written) {
     SyncPoint::Hit("cache.evict.before_write");
     AppendRow(id, may_come, appends);
   }
-  map_.Erase(MapHash(entry.key), id);
+  map_.Erase(MapHash(arena_.entry(id).key), id);
   ++counts_.evictions;
+  return written;
 }
 
 void RowCacheImpl::AppendRow(EntryId id, bool may_come, WriteBack::AppendScope* appends) {
@@ -514,40 +514,48 @@ void RowCacheImpl::AppendRow(EntryId id, bool may_come, WriteBack::AppendScope* 
   StoreFlags(entry, 0);
 }
 
-void RowCacheImpl::AppendBlocks(std::span<const Key> written, WriteBack::AppendScope* appends) {
-  const std::uint64_t reach = map_.HashesIn(kBlockLines / 2);
+void RowCacheImpl::AppendBlocks(std::span<std::uint64_t> written, WriteBack::AppendScope* appends) {
+  std::sort(written.begin(), written.end());
+  std::array<std::uint64_t, kVictims> hashes;
   std::array<HashRange, kVictims> blocks;
-  block_rows_.clear();
-  for (std::uint32_t i = 0; i < written.size(); ++i) {
-    const std::uint64_t hash = MixKey(written[i]);
-    HashRange& block = blocks[i];
-    block = stores_[shards_.Number(hash)]->BlockOf(hash);
-    if (hash - block.first > reach) block.first = hash - reach;
-    if (block.last - hash > reach) block.last = hash + reach;
-    std::uint64_t next = block.first;
-    do {
-      next = map_.VisitFrom(next, 1, [&](EntryId id) {
-        __builtin_prefetch(&arena_.entry(id), 1);
-        block_rows_.push_back({id, i});
-      });
-    } while (next - 1 < block.last);
-  }
-  std::erase_if(block_rows_, [&](const BlockRow& row) {
-    Entry& entry = arena_.entry(row.id);
-    if (!IsDirty(entry) || entry.pins > 0) return true;
-    const std::uint64_t hash = MixKey(entry.key);
-    if (hash < blocks[row.of].first || hash > blocks[row.of].last) return true;
-    if (shards_.Number(hash) != shards_.Number(MixKey(written[row.of]))) return true;
-    appends->Prefetch(entry.key);
-    PrefetchRead(arena_.row(row.id), std::min<std::size_t>(options_.row_bytes, kMostPrefetchBytes));
-    return false;
-  });
+  struct BlockRow {
+    EntryId id;
+    std::uint32_t block;  // Its number.
+  };
+  std::vector<BlockRow> rows;
   std::size_t room = appends->room();
-  for (const BlockRow& row : block_rows_) {
-    // Two of the keys may be of one block.
-    if (!IsDirty(arena_.entry(row.id)) || DropExpired(row.id)) continue;
-    if (room-- == 0) return;
-    AppendRow(row.id, /*may_come=*/true, appends);
+  for (std::uint32_t shard = 0; shard < stores_.size(); ++shard) {
+    std::size_t count = 0;
+    for (const std::uint64_t hash : written) {
+      if (shards_.Number(hash) == shard) hashes[count++] = hash;
+    }
+    if (count == 0) continue;
+    stores_[shard]->BlocksOf({hashes.data(), count}, blocks.data());
+    rows.clear();
+    for (std::uint32_t b = 0; b < count; ++b) {
+      if (b > 0 && blocks[b].first == blocks[b - 1].first) continue;
+      map_.VisitRange(blocks[b].first, blocks[b].last, [&](EntryId id) {
+        __builtin_prefetch(&arena_.entry(id), 1);
+        rows.push_back({id, b});
+      });
+    }
+    std::erase_if(rows, [&](const BlockRow& row) {
+      Entry& entry = arena_.entry(row.id);
+      if (!IsDirty(entry) || entry.pins > 0) return true;
+      const std::uint64_t hash = MixKey(entry.key);
+      const auto& [first, last] = blocks[row.block];
+      if (hash < first || hash > last || shards_.Number(hash) != shard) return true;
+      appends->Prefetch(entry.key);
+      PrefetchRead(arena_.row(row.id),
+                   std::min<std::size_t>(options_.row_bytes, kMostPrefetchBytes));
+      return false;
+    });
+    for (const BlockRow& row : rows) {
+      if (DropExpired(row.id)) continue;
+      if (room == 0) return;
+      AppendRow(row.id, /*may_come=*/true, appends);
+      --room;
+    }
   }
 }
 

@@ -32,7 +32,7 @@ struct RowCacheOptions {
   // files of stores without blocks in the order in which they come. Borrowed; null: nothing is
   // known.
   const FutureKeys* future = nullptr;
-  // Dirty rows that leave together.
+  // Dirty rows that are written together.
   std::uint64_t flush_bytes = std::uint64_t{16} << 20;
   // For a cache of so many bytes. More of them cost a written row less, in the index above all, and
   // make larger files; a small cache has better use for the memory.

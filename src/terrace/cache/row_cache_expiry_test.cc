@@ -1,5 +1,6 @@
 // The cache over real stores whose rows expire: what a cache knows of the stores stays true while
 // sweeps take rows out of them, and nothing that has not expired is lost.
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <map>
@@ -189,6 +190,43 @@ TEST_P(Expiring, ACheckpointWritesNoExpiredRow) {
 
 // A write that is in flight when the cache is closed says of its rows that they are stored: until
 // it has ended, sweeps leave them to it.
+// A row that may go is not written with the others of its block, and takes none along when it is
+// evicted.
+TEST(ExpiringRows, AreNotWrittenWithTheirBlocks) {
+  constexpr std::uint64_t kLives = 5, kMayGo = 0;
+  for (const std::uint64_t of_victim : {kLives, kMayGo}) {
+    Deadlines expiry;
+    Fixture fixture(EvictionType::kS3Fifo, kSmall, /*background=*/false);
+    fixture.SetGroups(1);
+    fixture.options.expiry = &expiry;
+    fixture.options.create_row = FreshRow;
+    TERRACE_ASSERT_OK(fixture.Open());
+    RowCache& cache = *fixture.cache;
+    const std::size_t all = cache.MaxPinnedRows();
+    {
+      PinnedRows pinned = PinOrDie(&cache, KeyRange(0, all));
+      for (Key key = 0; key < all; ++key) {
+        const std::uint64_t deadline = key == 0 ? of_victim : (key % 2 == 0 ? kLives : kMayGo);
+        std::memcpy(pinned.row(key), &deadline, sizeof deadline);
+      }
+      pinned.MarkDirty(0, all);
+    }
+    PinOrDie(&cache, {1'000'000}).Release();  // The first row leaves.
+    EXPECT_EQ(cache.stats().evictions, 1u);
+    const std::vector<std::vector<Key>> writes = fixture.stores[0]->write_keys();
+    if (of_victim == kMayGo) {
+      EXPECT_TRUE(writes.empty());
+      EXPECT_EQ(cache.stats().expired, 1u);
+      continue;
+    }
+    ASSERT_EQ(writes.size(), 1u);
+    EXPECT_EQ(std::count(writes[0].begin(), writes[0].end(), 0), 1);
+    EXPECT_GT(writes[0].size(), 20u);
+    for (const Key key : writes[0]) EXPECT_EQ(key % 2, 0u);
+    EXPECT_GT(cache.stats().expired, 0u);
+  }
+}
+
 TEST(ExpiringRows, AreHeldUntilTheLastWriteOfAClosedCache) {
   Mutex mu;
   CondVar changed;

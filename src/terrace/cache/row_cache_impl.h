@@ -1,8 +1,9 @@
 // RowCacheImpl: RowCache over RowArena, EntryMap, an EvictionPolicy and WriteBack. A cached row is
 // in the map and in the policy, or held; a row that left dirty is in WriteBack until a store has
 // it. Both change under mu_, so a key that is in neither is in its store in its newest version, or
-// nowhere. Locks: pin_mu_ or flush_mu_, then mu_, then WriteBack's own; none is held while waiting
-// for a store, except those that keep a second Pin, flush or reader out.
+// nowhere. Locks: pin_mu_ or flush_mu_, then mu_, then WriteBack's own, then a store's, which is
+// asked for its blocks; none is held while a store reads or writes, except those that keep a second
+// Pin, flush or reader out.
 #pragma once
 
 #include <array>
@@ -141,19 +142,21 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   Status AddChunk() TERRACE_REQUIRES(mu_);
   // Lets chunks be made ahead, within the capacity.
   void LimitSupply() TERRACE_REQUIRES(mu_);
-  // Evicts up to `wanted` rows; their entries go to `freed`, or back to the arena when their chunk
-  // is closed. REQUIRES: wanted <= victims_at_once_, and the write buffer has room for as many.
-  // appends null: dirty ones stay.
+  // Evicts up to `wanted` rows, and writes what AppendBlocks says; their entries go to `freed`, or
+  // back to the arena when their chunk is closed. REQUIRES: wanted <= victims_at_once_, and the
+  // write buffer has room for as many. appends null: dirty ones stay.
   std::size_t EvictGroup(std::size_t wanted, EntryId* freed, WriteBack::AppendScope* appends)
       TERRACE_REQUIRES(mu_);
   bool IsHot(const Entry& entry) const TERRACE_REQUIRES(mu_) {
     return entry.frequency >= policy_->hot_frequency();
   }
-  // Takes a row out of the map, to the write buffer when it is dirty. The entry is the caller's.
-  void Evict(EntryId id, bool may_come, WriteBack::AppendScope* appends) TERRACE_REQUIRES(mu_);
-  // Writes what is dirty of the blocks of these keys, which are written, and pinned by nobody, as
-  // far as there is room. It stays, and its block need not be written once more when it leaves.
-  void AppendBlocks(std::span<const Key> written, WriteBack::AppendScope* appends)
+  // Takes a row out of the map, to the write buffer when it is dirty, which it returns. The entry
+  // is the caller's.
+  bool Evict(EntryId id, bool may_come, WriteBack::AppendScope* appends) TERRACE_REQUIRES(mu_);
+  // Writes what is dirty of the blocks of these hashes, of rows that are written, and is pinned by
+  // nobody, as far as there is room. It stays, and its block need not be written once more when it
+  // leaves. Sorts them. REQUIRES: as many as victims at most.
+  void AppendBlocks(std::span<std::uint64_t> written, WriteBack::AppendScope* appends)
       TERRACE_REQUIRES(mu_);
   // A dirty row goes to the write buffers, and is clean.
   void AppendRow(EntryId id, bool may_come, WriteBack::AppendScope* appends) TERRACE_REQUIRES(mu_);
@@ -260,12 +263,6 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   std::uint64_t swept_points_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint64_t sweep_points_ TERRACE_GUARDED_BY(mu_) = 0;
   std::uint32_t sweep_chunk_ TERRACE_GUARDED_BY(mu_) = 0, sweep_slot_ TERRACE_GUARDED_BY(mu_) = 0;
-  // Rows that AppendBlocks looks at, and for which of its keys.
-  struct BlockRow {
-    EntryId id;
-    std::uint32_t of;
-  };
-  std::vector<BlockRow> block_rows_ TERRACE_GUARDED_BY(mu_);
   std::deque<std::shared_ptr<RowLoad>> loads_ TERRACE_GUARDED_BY(mu_);  // Not done; oldest first.
   std::size_t running_loads_ TERRACE_GUARDED_BY(mu_) = 0;               // The first ones of them.
   std::uint64_t failed_loads_ TERRACE_GUARDED_BY(mu_) = 0;

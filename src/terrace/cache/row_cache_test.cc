@@ -286,16 +286,16 @@ TEST_P(RowCacheModel, AgreesWithAMapAtEveryCapacity) {
   for (const bool background : {false, true}) {
     for (const int shards : {1, 3}) {
       const std::uint64_t least = LeastCapacity(GetParam(), background, shards);
-      bool in_blocks = background;
       for (const std::uint64_t capacity :
            {least, least + 5000, 2 * least, 4 * least, std::uint64_t{8} << 20}) {
-        in_blocks = !in_blocks;
-        SCOPED_TRACE(testing::Message()
-                     << "seed " << seed + capacity << " capacity " << capacity << " background "
-                     << background << " shards " << shards << " in blocks " << in_blocks);
-        ASSERT_NO_FATAL_FAILURE(Model(seed + capacity, GetParam(), capacity, background, shards,
-                                      in_blocks ? kGroups : 0)
-                                    .Run(1500));
+        for (const std::uint64_t groups : {std::uint64_t{0}, kGroups}) {
+          SCOPED_TRACE(testing::Message()
+                       << "seed " << seed + capacity << " capacity " << capacity << " background "
+                       << background << " shards " << shards << " groups " << groups);
+          ASSERT_NO_FATAL_FAILURE(
+              Model(seed + capacity, GetParam(), capacity, background, shards, groups)
+                  .Run(groups == 0 ? 1500 : 500));
+        }
       }
     }
   }

@@ -70,8 +70,8 @@ class WriteBack {
   void Stop() TERRACE_EXCLUDES(mu_);
 
   // Takes rows in. While one lives, nobody else gets at the buffers: another thread's Flush() or
-  // MakeRoom() would submit a part-filled one under the appender's feet. Its owner blocks on
-  // nothing meanwhile.
+  // MakeRoom() would submit a part-filled one under the appender's feet. Its owner waits
+  // for no room and no disk meanwhile.
   class TERRACE_THREAD_ANNOTATION(scoped_lockable) AppendScope {
    public:
     explicit AppendScope(WriteBack* write_back) TERRACE_ACQUIRE(write_back->mu_)

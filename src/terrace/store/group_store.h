@@ -7,7 +7,8 @@
 //
 // Locks, in the order in which they are taken: read_mu_ | stage_mu_, each held by a verb throughout
 // and guarding its buffers; publish_mu_, held while staged blocks become those of the store, or are
-// read; mu_ last and shortly. The inner store's come after all of them.
+// read; mu_ last and shortly (a cache that asks for blocks holds its own). The inner store's come
+// after all of them.
 #pragma once
 
 #include <atomic>
@@ -74,9 +75,11 @@ class GroupStore final : public Store {
                                std::uint64_t writes) const override;
   std::uint64_t LikelyWriteBytes(std::uint64_t rows) const override;
   bool in_blocks() const override { return true; }
-  HashRange BlockOf(std::uint64_t hash) const override {
+  void BlocksOf(std::span<const std::uint64_t> hashes, HashRange* blocks) const override {
     MutexLock lock(&mu_);
-    return {directory_.StartOf(hash), directory_.LastOf(hash)};
+    for (std::size_t i = 0; i < hashes.size(); ++i) {
+      blocks[i] = {directory_.StartOf(hashes[i]), directory_.LastOf(hashes[i])};
+    }
   }
   // A block has rows of either kind.
   std::uint64_t LeastFileRows() const override { return ~std::uint64_t{0}; }

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "terrace/base/busy_clock.h"
+#include "terrace/base/check.h"
 #include "terrace/base/clock.h"
 #include "terrace/base/ids.h"
 #include "terrace/base/mutex.h"
@@ -445,8 +446,11 @@ class Store {
   // of hashes, or with others of their block, cost least. Else rows lie as they are given to a
   // write.
   virtual bool in_blocks() const { return false; }
-  // The block in which a key of this hash belongs. Any thread; waits for no read or write.
-  virtual HashRange BlockOf(std::uint64_t hash) const { return {hash, hash}; }
+  // The blocks in which keys of these hashes belong. Any thread; waits for what others do to the
+  // index, and for no disk. REQUIRES: in_blocks().
+  virtual void BlocksOf(std::span<const std::uint64_t> /*hashes*/, HashRange* /*blocks*/) const {
+    TERRACE_CHECK(false);
+  }
   // Rows that a write has to bring lest its files be small ones, which compaction merges with
   // others soon. ~0: what a write brings is not what its files hold, or nothing is written.
   virtual std::uint64_t LeastFileRows() const = 0;

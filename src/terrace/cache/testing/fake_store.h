@@ -51,9 +51,11 @@ class FakeStore final : public Store {
     return rows * (row_bytes_ + 64) + writes * 16384;
   }
   bool in_blocks() const override { return groups_ > 0; }
-  HashRange BlockOf(std::uint64_t hash) const override {
-    const std::uint64_t group = RangeOfHash(hash, groups_);
-    return {FirstHashOf(group, groups_), FirstHashOf(group + 1, groups_) - 1};
+  void BlocksOf(std::span<const std::uint64_t> hashes, HashRange* blocks) const override {
+    for (std::size_t i = 0; i < hashes.size(); ++i) {
+      const std::uint64_t group = RangeOfHash(hashes[i], groups_);
+      blocks[i] = {FirstHashOf(group, groups_), FirstHashOf(group + 1, groups_) - 1};
+    }
   }
   std::uint64_t LeastFileRows() const override { return 1; }
   void Finish() override {}
