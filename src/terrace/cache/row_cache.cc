@@ -465,7 +465,7 @@ std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed,
                  std::min<std::size_t>(options_.row_bytes, kMostPrefetchBytes));
   }
   std::array<EntryId, kVictims> leaving;
-  std::array<std::uint64_t, kVictims> written;  // Hashes.
+  std::array<std::uint64_t, kVictims> written;  // Hashes, if there are blocks.
   std::size_t dirty = 0, leave = 0, writes = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const EntryId id = victims[i];
@@ -480,7 +480,7 @@ std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed,
   std::size_t kept = 0;
   for (std::size_t i = 0; i < leave; ++i) {
     const EntryId id = leaving[i];
-    if (Evict(id, /*may_come=*/IsHot(arena_.entry(id)), appends)) {
+    if (Evict(id, /*may_come=*/IsHot(arena_.entry(id)), appends) && in_blocks_) {
       written[writes++] = MixKey(arena_.entry(id).key);
     }
     if (arena_.is_closed(id)) {
@@ -491,7 +491,7 @@ std::size_t RowCacheImpl::EvictGroup(std::size_t wanted, EntryId* freed,
     arena_.Hold(id);
     freed[kept++] = id;
   }
-  if (in_blocks_ && writes > 0) AppendBlocks({written.data(), writes}, appends);
+  if (writes > 0) AppendBlocks({written.data(), writes}, appends);
   return kept;
 }
 

@@ -188,8 +188,6 @@ TEST_P(Expiring, ACheckpointWritesNoExpiredRow) {
   EXPECT_EQ(tiers_.store_stats().live_rows, keys.size());
 }
 
-// A write that is in flight when the cache is closed says of its rows that they are stored: until
-// it has ended, sweeps leave them to it.
 // A row that may go is not written with the others of its block, and takes none along when it is
 // evicted.
 TEST(ExpiringRows, AreNotWrittenWithTheirBlocks) {
@@ -227,6 +225,8 @@ TEST(ExpiringRows, AreNotWrittenWithTheirBlocks) {
   }
 }
 
+// A write that is in flight when the cache is closed says of its rows that they are stored: until
+// it has ended, sweeps leave them to it.
 TEST(ExpiringRows, AreHeldUntilTheLastWriteOfAClosedCache) {
   Mutex mu;
   CondVar changed;

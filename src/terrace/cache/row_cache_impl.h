@@ -150,12 +150,12 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   bool IsHot(const Entry& entry) const TERRACE_REQUIRES(mu_) {
     return entry.frequency >= policy_->hot_frequency();
   }
-  // Takes a row out of the map, to the write buffer when it is dirty, which it returns. The entry
-  // is the caller's.
+  // Takes a row out of the map, to the write buffer when it is dirty; whether it went there. The
+  // entry is the caller's.
   bool Evict(EntryId id, bool may_come, WriteBack::AppendScope* appends) TERRACE_REQUIRES(mu_);
   // Writes what is dirty of the blocks of these hashes, of rows that are written, and is pinned by
   // nobody, as far as there is room. It stays, and its block need not be written once more when it
-  // leaves. Sorts them. REQUIRES: as many as victims at most.
+  // leaves. Sorts them. REQUIRES: in_blocks_, and as many as victims at most.
   void AppendBlocks(std::span<std::uint64_t> written, WriteBack::AppendScope* appends)
       TERRACE_REQUIRES(mu_);
   // A dirty row goes to the write buffers, and is clean.
