@@ -169,6 +169,64 @@ TEST(EntryQueues, AgreeWithDequesThroughSweepsAndResizes) {
   }
 }
 
+// Whatever rows leave from the middle, in whichever order they come back: sweeps end in time, a few
+// blocks at a time.
+TEST(EntryQueues, NoPushWaitsForAWholeSweep) {
+  for (const int dead_eighths : {1, 2, 8}) {
+    for (std::uint64_t seed = 1; seed <= 2; ++seed) {
+      SCOPED_TRACE(testing::Message() << dead_eighths << " dead to eight, seed " << seed);
+      Rng rng(seed);
+      constexpr int kQueues = 3;
+      RowArena arena(16, 64 << 10);
+      EntryQueues queues(&arena, kQueues, dead_eighths);
+      // As many as fill what there is memory for.
+      std::uint64_t rows = 20 * arena.rows_per_chunk();
+      while (queues.BytesFor(rows + 1) == queues.BytesFor(rows)) ++rows;
+      std::vector<EntryId> inside, outside;
+      while (outside.size() < rows) {
+        if (outside.size() % arena.rows_per_chunk() == 0) AddChunk(&arena);
+        outside.push_back(arena.Allocate());
+      }
+      ASSERT_TRUE(queues.Reserve(rows).ok());
+      const auto push = [&](std::size_t which) {
+        const EntryId id = outside[which];
+        outside[which] = outside.back();
+        outside.pop_back();
+        inside.push_back(id);
+        const std::uint64_t before = queues.swept_blocks();
+        queues.Push(static_cast<int>(rng.Below(kQueues)), id);
+        ASSERT_LE(queues.swept_blocks() - before, queues.most_swept_by_push());
+      };
+      const auto leave = [&](std::size_t which) {
+        arena.entry(inside[which]).place = kHeld;
+        outside.push_back(inside[which]);
+        inside[which] = inside.back();
+        inside.pop_back();
+      };
+      while (!outside.empty()) ASSERT_NO_FATAL_FAILURE(push(rng.Below(outside.size())));
+      for (int round = 0; round < 40; ++round) {
+        // A set that is pinned, of rows here and there, of old or of new ones; all of them at most.
+        const std::size_t count = 1 + rng.Below(rng.Below(4) == 0 ? rows : rows / 8);
+        const std::uint64_t kind = rng.Below(3);
+        for (std::size_t i = 0; i < count && !inside.empty(); ++i) {
+          const std::size_t range = kind == 0 ? inside.size() : (inside.size() + 15) / 16;
+          const std::size_t at = rng.Below(range);
+          leave(kind == 2 ? inside.size() - 1 - at : at);
+        }
+        while (!outside.empty()) {
+          ASSERT_NO_FATAL_FAILURE(push(kind == 0 ? rng.Below(outside.size()) : 0));
+        }
+        for (std::size_t i = 0; round % 8 == 0 && i < rows / 4; ++i) {
+          const EntryId id = queues.Pop(static_cast<int>(rng.Below(kQueues)));
+          if (id != kNoEntry) outside.push_back(id);
+        }
+        std::erase_if(inside, [&](EntryId id) { return arena.entry(id).place == kHeld; });
+      }
+      EXPECT_GT(queues.swept_blocks(), rows / 64);  // More than all of them once.
+    }
+  }
+}
+
 TEST(RowArena, HandsOutEverySlotOnceAndReusesReleasedChunks) {
   RowArena arena(20, 4096);
   const std::uint32_t rows = arena.rows_per_chunk();

@@ -9,10 +9,22 @@
 namespace terrace {
 namespace {
 constexpr std::uint32_t kPrefetchAhead = 8;  // References; a cache line of memory takes as long.
+
+// How many blocks are looked through for each that is taken, R rows having C = R (1 + d/8) blocks'
+// worth of references: s. A sweep begins when C / (s + 1) are free, so that it ends before they are
+// used up. What it leaves dead left its queue while it went on, for which a push took a block, or
+// is held: C - R - C / (s + 1) are free then, and from C / (s + 1) on the next one begins. With
+// s + 1 = 2 (8 + d) / d that may be at once, with half as much again as here it is later.
+std::uint64_t SweepStep(std::uint64_t dead_eighths) {
+  return 3 * (8 + dead_eighths) / dead_eighths;
+}
 }  // namespace
 
 EntryQueues::EntryQueues(RowArena* arena, int queues, int dead_eighths)
-    : arena_(arena), queue_count_(queues), dead_eighths_(static_cast<std::uint64_t>(dead_eighths)) {
+    : arena_(arena),
+      queue_count_(queues),
+      dead_eighths_(static_cast<std::uint64_t>(dead_eighths)),
+      sweep_step_(SweepStep(dead_eighths_)) {
   TERRACE_CHECK(queues <= kMaxQueues && dead_eighths > 0);
 }
 
@@ -44,6 +56,7 @@ Status EntryQueues::Reserve(std::uint64_t rows) {
   Sweep();
   block_limit_ = static_cast<std::uint32_t>(wanted * kSegmentBlocks);
   std::uint32_t free = std::exchange(free_block_, kNoBlock);
+  free_blocks_ = 0;
   while (free != kNoBlock) {
     const std::uint32_t next = block(free)[0];
     FreeBlock(free);
@@ -62,9 +75,11 @@ void EntryQueues::AddSegment(std::unique_ptr<Segment> segment) {
 }
 
 void EntryQueues::FreeBlock(std::uint32_t number) {
+  if (number == sweep_end_) sweep_end_ = kNoBlock;
   if (number >= block_limit_) return;
   block(number)[0] = free_block_;
   free_block_ = number;
+  ++free_blocks_;
 }
 
 void EntryQueues::Append(Queue* queue, std::uint8_t place, EntryId id) {
@@ -72,6 +87,7 @@ void EntryQueues::Append(Queue* queue, std::uint8_t place, EntryId id) {
     const std::uint32_t fresh = free_block_;
     TERRACE_CHECK(fresh != kNoBlock);
     free_block_ = block(fresh)[0];
+    --free_blocks_;
     block(fresh)[0] = kNoBlock;
     if (queue->tail == kNoBlock) {
       queue->head = fresh;
@@ -91,7 +107,7 @@ void EntryQueues::Append(Queue* queue, std::uint8_t place, EntryId id) {
 
 void EntryQueues::Push(int queue, EntryId id) {
   Queue& to = queues_[static_cast<std::size_t>(queue)];
-  if (free_block_ == kNoBlock && (to.tail == kNoBlock || to.tail_word == kBlockWords)) Sweep();
+  if (to.tail == kNoBlock || to.tail_word == kBlockWords) MakeRoom();
   Append(&to, static_cast<std::uint8_t>(kFirstQueue + queue), id);
 }
 
@@ -104,8 +120,16 @@ void EntryQueues::PrefetchHead(const Queue& queue) {
 }
 
 EntryId EntryQueues::Pop(int queue) {
-  Queue& from = queues_[static_cast<std::size_t>(queue)];
   const auto place = static_cast<std::uint8_t>(kFirstQueue + queue);
+  if (queue == swept_queue_) {
+    const EntryId id = PopFrom(&kept_, place);
+    if (id != kNoEntry) return id;
+  }
+  return PopFrom(&queues_[static_cast<std::size_t>(queue)], place);
+}
+
+EntryId EntryQueues::PopFrom(Queue* queue, std::uint8_t place) {
+  Queue& from = *queue;
   while (from.head != kNoBlock) {
     const std::uint32_t* words = block(from.head);
     const std::uint32_t end = from.head == from.tail ? from.tail_word : kBlockWords;
@@ -133,40 +157,86 @@ EntryId EntryQueues::Pop(int queue) {
   return kNoEntry;
 }
 
-void EntryQueues::KeepLive(Queue* kept, std::uint8_t place, const Block& block) {
-  for (std::uint32_t i = block.begin; i < block.end; ++i) {
-    const Entry& entry = arena_->entry(block.words[i]);
-    if (entry.place == place && entry.position == block.number * kBlockWords + i) {
-      Append(kept, place, block.words[i]);
+void EntryQueues::MakeRoom() {
+  if (swept_queue_ == kNoSweep) {
+    if (free_blocks_ > segments_.size() * kSegmentBlocks / (sweep_step_ + 1)) return;
+    BeginSweepOf(0);
+  }
+  SweepBlocks(sweep_step_);
+  if (free_block_ == kNoBlock) Sweep();
+}
+
+void EntryQueues::Sweep() {
+  if (swept_queue_ != kNoSweep) JoinKept();
+  BeginSweepOf(0);
+  SweepBlocks(~std::uint64_t{0});
+}
+
+void EntryQueues::BeginSweepOf(int queue) {
+  swept_queue_ = queue;
+  sweep_end_ = queues_[static_cast<std::size_t>(queue)].tail;
+}
+
+void EntryQueues::SweepBlocks(std::uint64_t blocks) {
+  while (swept_queue_ != kNoSweep) {
+    if (sweep_end_ == kNoBlock) {
+      JoinKept();
+      const int next = swept_queue_ + 1;
+      if (next == queue_count_) {
+        swept_queue_ = kNoSweep;
+      } else {
+        BeginSweepOf(next);
+      }
+      continue;
+    }
+    if (blocks-- == 0) return;
+    SweepHead(&queues_[static_cast<std::size_t>(swept_queue_)]);
+    ++swept_blocks_;
+  }
+}
+
+void EntryQueues::SweepHead(Queue* rest) {
+  const std::uint32_t number = rest->head, begin = rest->head_word;
+  const bool last = number == rest->tail;
+  const std::uint32_t end = last ? rest->tail_word : kBlockWords;
+  // What is kept may be written to where it lay.
+  std::array<std::uint32_t, kBlockWords> words;
+  std::memcpy(words.data(), block(number), sizeof words);
+  rest->head = last ? kNoBlock : words[0];
+  rest->head_word = 1;
+  if (last) rest->tail = kNoBlock;
+  // The entries of the next block come from memory while this one's are looked at.
+  if (!last) {
+    const std::uint32_t next_end = rest->head == rest->tail ? rest->tail_word : kBlockWords;
+    for (std::uint32_t i = 1; i < next_end; ++i) {
+      __builtin_prefetch(&arena_->entry(block(rest->head)[i]), 1);
+    }
+  }
+  FreeBlock(number);
+  const auto place = static_cast<std::uint8_t>(kFirstQueue + swept_queue_);
+  for (std::uint32_t i = begin; i < end; ++i) {
+    const Entry& entry = arena_->entry(words[i]);
+    if (entry.place == place && entry.position == number * kBlockWords + i) {
+      Append(&kept_, place, words[i]);
     }
   }
 }
 
-void EntryQueues::Sweep() {
-  for (int queue = 0; queue < queue_count_; ++queue) {
-    Queue& kept = queues_[static_cast<std::size_t>(queue)];
-    const Queue old = std::exchange(kept, Queue());
-    const auto place = static_cast<std::uint8_t>(kFirstQueue + queue);
-    // While the entries of one block come from memory, those of the block before are looked at.
-    std::array<Block, 2> blocks;
-    int current = 0;
-    for (std::uint32_t number = old.head; number != kNoBlock; current ^= 1) {
-      Block& next = blocks[static_cast<std::size_t>(current)];
-      const bool last = number == old.tail;
-      next.number = number;
-      next.begin = number == old.head ? old.head_word : 1;
-      next.end = last ? old.tail_word : kBlockWords;
-      std::memcpy(next.words.data(), block(number), sizeof next.words);
-      for (std::uint32_t i = next.begin; i < next.end; ++i) {
-        __builtin_prefetch(&arena_->entry(next.words[i]), 1);
-      }
-      // Free at once: what is kept of it fits into it.
-      FreeBlock(number);
-      KeepLive(&kept, place, blocks[static_cast<std::size_t>(current ^ 1)]);
-      number = last ? kNoBlock : next.words[0];
-    }
-    KeepLive(&kept, place, blocks[static_cast<std::size_t>(current ^ 1)]);
+void EntryQueues::JoinKept() {
+  Queue& rest = queues_[static_cast<std::size_t>(swept_queue_)];
+  const Queue kept = std::exchange(kept_, Queue());
+  if (kept.head == kNoBlock) return;
+  if (rest.head == kNoBlock) {
+    rest = kept;
+    return;
   }
+  // What its last block has no references for refers to the last entry once more, and is dead: its
+  // entry says that it lies elsewhere.
+  std::uint32_t* const words = block(kept.tail);
+  std::fill(words + kept.tail_word, words + kBlockWords, words[kept.tail_word - 1]);
+  words[0] = rest.head;
+  rest.head = kept.head;
+  rest.head_word = kept.head_word;
 }
 
 }  // namespace terrace
