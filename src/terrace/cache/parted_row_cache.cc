@@ -37,7 +37,7 @@ Result<std::unique_ptr<RowCache>> PartedRowCache::Make(const RowCacheOptions& op
                                                        std::uint32_t parts) {
   TERRACE_CHECK(parts > 1 && stores.size() % parts == 0);
   const auto shards = static_cast<std::uint32_t>(stores.size());
-  std::unique_ptr<PartedRowCache> cache(new PartedRowCache(shards, parts, options.on_pin_thread));
+  std::unique_ptr<PartedRowCache> cache(new PartedRowCache(parts, options.on_pin_thread));
   RowCacheOptions of_part = options;
   of_part.capacity_bytes /= parts;
   of_part.parts = 1;
@@ -52,10 +52,8 @@ Result<std::unique_ptr<RowCache>> PartedRowCache::Make(const RowCacheOptions& op
   return std::unique_ptr<RowCache>(std::move(cache));
 }
 
-PartedRowCache::PartedRowCache(std::uint32_t shards, std::uint32_t parts,
-                               std::function<void()> on_pin_thread)
-    : shards_(shards),
-      part_count_(parts),
+PartedRowCache::PartedRowCache(std::uint32_t parts, std::function<void()> on_pin_thread)
+    : part_count_(parts),
       pin_workers_("cache-pin-", static_cast<int>(parts), std::move(on_pin_thread),
                    ThreadPriority::kYielding),
       other_workers_("cache-part-", static_cast<int>(parts), nullptr, ThreadPriority::kYielding) {}
@@ -104,16 +102,24 @@ Result<PinnedRows> PartedRowCache::StartPin(std::span<const Key> keys) {
   PinnedRows pinned = TakeSpare();
   if (pinned.parts_ == nullptr) pinned.parts_ = std::make_shared<PinnedParts>();
   PinnedParts& parts = *pinned.parts_;
-  const ShardOrder& order = parts.order;
-  SortByPart(keys, &parts.order);
+  ShardOrder& order = parts.order;
+  order.begins.resize(part_count_ + 1U);
+  order.origin.resize(keys.size());
+  part_of_.resize(keys.size());
   keys_.resize(keys.size());
   pinned.rows_.resize(keys.size());
   parts.pins.resize(part_count_);
+  std::uint8_t* const part_of = part_of_.data();
   Key* const sorted = keys_.data();
+  pin_workers_.Run(static_cast<int>(part_count_), [&](int slice) {
+    const std::size_t begin = keys.size() * static_cast<std::size_t>(slice) / part_count_;
+    const std::size_t end = keys.size() * (static_cast<std::size_t>(slice) + 1) / part_count_;
+    NumberShards(keys.subspan(begin, end - begin), Parts(), part_of + begin);
+  });
   // Sets pinned before leave whatever this one has of other parts when it waits for room in one.
   const Status status = ForEachPart(&pin_workers_, [&](std::size_t p) {
-    const std::span<const std::uint32_t> origin = order.PartOf(order.origin, p);
-    const std::span<Key> its_keys(sorted + order.begins[p], origin.size());
+    const std::span<const std::uint32_t> origin = SortShard({part_of, keys.size()}, p, &order);
+    const std::span<Key> its_keys(sorted + (origin.data() - order.origin.data()), origin.size());
     for (std::size_t i = 0; i < origin.size(); ++i) its_keys[i] = keys[origin[i]];
     TERRACE_ASSIGN_OR_RETURN(parts.pins[p], parts_[p]->StartPin(its_keys));
     const std::span<std::byte* const> rows = parts.pins[p].rows();
@@ -155,7 +161,7 @@ void PartedRowCache::MarkDirtyEntries(const PinnedRows& pinned, std::size_t begi
 Status PartedRowCache::Peek(std::span<const Key> keys, std::span<std::byte* const> rows,
                             std::span<std::uint8_t> found) {
   ShardOrder order;
-  SortByPart(keys, &order);
+  SortByShard(keys, Parts(), &order);
   MutexLock one(&other_mu_);
   return ReadByShard(order, keys, rows, found, &other_workers_,
                      [&](std::size_t p, std::span<const Key> its_keys,

@@ -61,20 +61,22 @@ class PartedRowCache final : public RowCache {
   // Released handles whose lists the next pins fill.
   static constexpr std::size_t kSparePins = 2;
 
-  PartedRowCache(std::uint32_t shards, std::uint32_t parts, std::function<void()> on_pin_thread);
-  void SortByPart(std::span<const Key> keys, ShardOrder* order) const {
-    SortByShard(keys, ShardRange::All(shards_), order, shards_ / part_count_);
-  }
+  PartedRowCache(std::uint32_t parts, std::function<void()> on_pin_thread);
+  // As if each part were one shard: where parts have as many shards, those that a table of so many
+  // shards would send to one.
+  ShardRange Parts() const { return ShardRange::All(part_count_); }
   PinnedRows TakeSpare() TERRACE_EXCLUDES(spare_mu_);
   std::uint64_t SumOfParts(std::uint64_t (RowCache::*number)() const) const;
   // The first failure, when all have ended.
   Status ForEachPart(WorkerGroup* workers,
                      const std::function<Status(std::size_t part)>& call) const;
 
-  const std::uint32_t shards_, part_count_;
+  const std::uint32_t part_count_;
   std::vector<std::unique_ptr<RowCache>> parts_;
-  Mutex pin_mu_;                                     // One pin at a time.
-  RawVector<Key> keys_ TERRACE_GUARDED_BY(pin_mu_);  // Of the pin, by part.
+  Mutex pin_mu_;  // One pin at a time.
+  // Of the pin: each key's part, and the keys by part.
+  RawVector<std::uint8_t> part_of_ TERRACE_GUARDED_BY(pin_mu_);
+  RawVector<Key> keys_ TERRACE_GUARDED_BY(pin_mu_);
   WorkerGroup pin_workers_;
   Mutex other_mu_;  // One flush or look at a time.
   WorkerGroup other_workers_;

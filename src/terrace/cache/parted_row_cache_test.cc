@@ -56,6 +56,37 @@ TEST(PartsOfACache, AreAsManyAsTheShardsDivideBy) {
   EXPECT_EQ(parts(4, 8), 1u);
 }
 
+// Threads that share the sorting get the order that one would; and a part of some shards has what
+// these have.
+TEST(PartsOfACache, AreSortedByAllThreadsAsByOne) {
+  Rng rng(3);
+  for (const std::size_t count : {0, 1, 254, 255, 256, 1000, 5000}) {
+    std::vector<Key> keys(count);
+    for (Key& key : keys) key = rng.Next();
+    for (const std::uint32_t parts : {1u, 2u, 3u, 8u, 256u}) {
+      SCOPED_TRACE(std::to_string(count) + " keys, " + std::to_string(parts) + " parts");
+      ShardOrder one, shared;
+      SortByShard(keys, ShardRange::All(parts), &one);
+      std::vector<std::uint8_t> numbers(count);
+      NumberShards(keys, ShardRange::All(parts), numbers.data());
+      shared.begins.resize(parts + 1);
+      shared.origin.resize(count);
+      for (std::uint32_t part = parts; part-- > 0;) {
+        const auto origin = SortShard(numbers, part, &shared);
+        EXPECT_EQ(origin.size(), one.count(part));
+      }
+      EXPECT_EQ(shared.begins, one.begins);
+      EXPECT_EQ(shared.origin, one.origin);
+      for (const std::uint32_t shards_of_part : {1u, 2u, 5u}) {
+        for (std::size_t i = 0; i < count; ++i) {
+          ASSERT_EQ(ShardOfHash(MixKey(keys[i]), parts * shards_of_part) / shards_of_part,
+                    numbers[i]);
+        }
+      }
+    }
+  }
+}
+
 class PartedCache : public OverPolicies {};
 INSTANTIATE_TEST_SUITE_P(Policies, PartedCache, kPolicies);
 

@@ -2,9 +2,10 @@
 // rows (the ceiling: memory's own rate), std::unordered_map look-up and copy (what one would write
 // in five lines, without a policy), and, for each eviction policy, Pin + release with every key in
 // memory, the same with a copy of the rows, and with a share of misses that evicts dirty rows to a
-// store in memory; then what several threads do beside one, where the cache has as many parts. Keys
-// are what a log with 26 slots of hashed categories has. Axes: policy, rows, row bytes, keys a
-// batch, threads. --tiny checks the results on a small cache.
+// store in memory; then what several threads do beside one, where the cache has as many parts, in
+// turn with one thread and with raw gathers of both, so that a machine that is not its own alters a
+// round's ratios little. Keys are what a log with 26 slots of hashed categories has. Axes: policy,
+// rows, row bytes, keys a batch, threads. --tiny checks the results on a small cache.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -158,7 +159,7 @@ class Bench {
 
   void Run() {
     MakeCopyBuffer();
-    const Spread raw = Raw(1);
+    const Spread raw = Raw();
     const Spread map = UnorderedMap();
     std::printf(
         "%llu rows of %u bytes, batches of %zu random keys, one thread, seed %llu; medians of %d "
@@ -170,47 +171,62 @@ class Bench {
     const std::pair<const char*, EvictionType> policies[] = {{"s3_fifo", EvictionType::kS3Fifo},
                                                              {"lru_lfu", EvictionType::kLruLfu},
                                                              {"pass_lfu", EvictionType::kPassLfu}};
-    const Spread raw_beside = settings_.threads > 1 ? Raw(settings_.threads) : raw;
     for (const auto& [name, type] : policies) {
-      Prepare(type, 1);
+      Cached one = Prepare(type, 1);
       std::printf("%s\n", name);
-      const Spread pin = Hits(true, false, false), copied = Hits(true, true, false);
-      Print("Pin, all hits", settings_, pin, raw, map);
-      Print("release", settings_, Hits(false, false, true), raw, map);
-      Print("Pin + copy", settings_, copied, raw, map);
-      Print("Pin + copy + release", settings_, Hits(true, true, true), raw, map);
+      Print("Pin, all hits", settings_, Hits(&one, true, false, false), raw, map);
+      Print("release", settings_, Hits(&one, false, false, true), raw, map);
+      Print("Pin + copy", settings_, Hits(&one, true, true, false), raw, map);
+      Print("Pin + copy + release", settings_, Hits(&one, true, true, true), raw, map);
+      if (settings_.threads > 1) PrintGains(&one, type);
       for (const int percent : {10, 50}) {
         const std::string line = "Pin + dirty + release, " + std::to_string(percent) + " % misses";
-        Print(line.c_str(), settings_, Misses(percent), raw, map);
+        Print(line.c_str(), settings_, Misses(&one, percent), raw, map);
       }
-      if (settings_.threads == 1) continue;
-      Prepare(type, settings_.threads);
-      PrintGain("Pin, all hits", pin, Hits(true, false, false), raw, raw_beside);
-      PrintGain("Pin + copy", copied, Hits(true, true, false), raw, raw_beside);
     }
   }
 
  private:
-  void PrintGain(const char* name, const Spread& one, const Spread& several, const Spread& raw,
-                 const Spread& raw_several) const {
-    const double gain = several.median / one.median, raw_gain = raw_several.median / raw.median;
-    const std::string line = std::string(name) + ", " + std::to_string(threads_) + " threads";
-    std::printf(
-        "%-34s %7.2f M rows/s (%.2f .. %.2f)  %.2f x one thread (raw %.2f): %.0f %% of raw's "
-        "gain\n",
-        line.c_str(), several.median / 1e6, several.least / 1e6, several.most / 1e6, gain, raw_gain,
-        100 * gain / raw_gain);
+  // A cache of as many parts as threads.
+  struct Cached {
+    int threads = 1;
+    std::vector<std::unique_ptr<NullStore>> stores;
+    std::unique_ptr<RowCache> cache;
+  };
+  struct HitSeconds {
+    double pin = 0, copy = 0, release = 0;
+  };
+
+  void PrintGains(Cached* one, EvictionType policy) {
+    Cached several = Prepare(policy, settings_.threads);
+    const HugeBuffer memory = RowsForRaw();
+    std::vector<double> raw, pin, copied;
+    for (int round = 0; round < settings_.rounds; ++round) {
+      raw.push_back(RawSeconds(memory, 1) / RawSeconds(memory, settings_.threads));
+      const HitSeconds alone = HitRound(one, true), beside = HitRound(&several, true);
+      pin.push_back(alone.pin / beside.pin);
+      copied.push_back((alone.pin + alone.copy) / (beside.pin + beside.copy));
+    }
+    const Spread raw_gain = SpreadOf(raw);
+    const auto print = [&](const char* name, const std::vector<double>& gains) {
+      const std::string line =
+          std::string(name) + ", " + std::to_string(settings_.threads) + " threads";
+      const Spread gain = SpreadOf(gains);
+      std::printf("%-34s %s x one thread (raw %s): %.0f %% of raw's gain\n", line.c_str(),
+                  gain.Text(2).c_str(), raw_gain.Text(2).c_str(),
+                  100 * gain.median / raw_gain.median);
+    };
+    print("Pin, all hits", pin);
+    print("Pin + copy", copied);
   }
 
-  // Of as many parts as threads.
-  void Prepare(EvictionType policy, int threads) {
-    cache_.reset();
-    threads_ = threads;
-    stores_.clear();
+  Cached Prepare(EvictionType policy, int threads) {
+    Cached cached;
+    cached.threads = threads;
     std::vector<Store*> stores;
     for (int part = 0; part < threads; ++part) {
-      stores_.push_back(std::make_unique<NullStore>(settings_.row_bytes));
-      stores.push_back(stores_.back().get());
+      cached.stores.push_back(std::make_unique<NullStore>(settings_.row_bytes));
+      stores.push_back(cached.stores.back().get());
     }
     RowCacheOptions options;
     options.eviction.type = policy;
@@ -225,16 +241,17 @@ class Bench {
     options.create_row = [](Key, std::byte*) { std::abort(); };
     auto made = RowCache::Create(options, stores);
     Require(made.ok(), "Create");
-    cache_ = std::move(made).value();
-    Require(cache_->MaxPinnedRows() >= settings_.rows, "the rows fit");
+    cached.cache = std::move(made).value();
+    Require(cached.cache->MaxPinnedRows() >= settings_.rows, "the rows fit");
     std::vector<Key> keys;
     for (std::uint64_t first = 0; first < settings_.rows; first += settings_.batch) {
       keys.clear();
       for (std::uint64_t i = first; i < std::min(first + settings_.batch, settings_.rows); ++i) {
         keys.push_back(KeyOf(settings_.seed, i));
       }
-      Require(cache_->Pin(keys).ok(), "Pin of the fill");
+      Require(cached.cache->Pin(keys).ok(), "Pin of the fill");
     }
+    return cached;
   }
 
   void MakeCopyBuffer() {
@@ -244,7 +261,6 @@ class Bench {
     std::memset(copy_.data(), 0, copy_.size());
   }
 
-  // On the threads of the cache that is prepared, or so many.
   void GatherOn(int threads, std::span<std::byte* const> rows) {
     if (threads == 1) return Gather(rows, settings_.row_bytes, copy_.data());
     const std::size_t parts = static_cast<std::size_t>(threads);
@@ -256,23 +272,27 @@ class Bench {
     });
   }
 
-  Spread Raw(int threads) {
+  HugeBuffer RowsForRaw() const {
     auto made = HugeBuffer::Allocate(settings_.rows * settings_.row_bytes);
     Require(made.ok(), "memory");
     HugeBuffer memory = std::move(made).value();
     std::memset(memory.data(), 1, memory.size());
+    return memory;
+  }
+
+  double RawSeconds(const HugeBuffer& memory, int threads) {
     std::vector<std::byte*> rows(settings_.batch);
-    return Measure(settings_, [&](int) {
-      for (auto& row : rows) row = memory.data() + rng_.Below(settings_.rows) * settings_.row_bytes;
-      return Seconds([&] { GatherOn(threads, rows); });
-    });
+    for (auto& row : rows) row = memory.data() + rng_.Below(settings_.rows) * settings_.row_bytes;
+    return Seconds([&] { GatherOn(threads, rows); });
+  }
+
+  Spread Raw() {
+    const HugeBuffer memory = RowsForRaw();
+    return Measure(settings_, [&](int) { return RawSeconds(memory, 1); });
   }
 
   Spread UnorderedMap() {
-    auto made = HugeBuffer::Allocate(settings_.rows * settings_.row_bytes);
-    Require(made.ok(), "memory");
-    HugeBuffer memory = std::move(made).value();
-    std::memset(memory.data(), 1, memory.size());
+    const HugeBuffer memory = RowsForRaw();
     std::unordered_map<Key, std::byte*> map;
     map.reserve(settings_.rows);
     for (std::uint64_t i = 0; i < settings_.rows; ++i) {
@@ -290,42 +310,46 @@ class Bench {
     });
   }
 
-  // All keys are in memory. Times what is named.
-  Spread Hits(bool pin, bool copy, bool release) {
-    return Measure(settings_, [&](int) {
-      const std::vector<Key> keys =
-          DistinctKeys(settings_.seed, &rng_, settings_.batch, 0, settings_.rows);
-      PinnedRows pinned;
-      double seconds = 0;
-      const double pin_seconds = Seconds([&] {
-        auto result = cache_->Pin(keys);
-        Require(result.ok(), "Pin");
-        pinned = std::move(result).value();
-      });
-      if (pin) seconds += pin_seconds;
-      if (copy) {
-        seconds += Seconds([&] { GatherOn(threads_, pinned.rows()); });
-        for (std::size_t i = 0; i < keys.size(); ++i) {
-          Require(copy_.data()[i * settings_.row_bytes] == static_cast<std::byte>(keys[i]),
-                  "a row's bytes");
-        }
+  // All keys are in memory.
+  HitSeconds HitRound(Cached* cached, bool copy) {
+    const std::vector<Key> keys =
+        DistinctKeys(settings_.seed, &rng_, settings_.batch, 0, settings_.rows);
+    PinnedRows pinned;
+    HitSeconds seconds;
+    seconds.pin = Seconds([&] {
+      auto result = cached->cache->Pin(keys);
+      Require(result.ok(), "Pin");
+      pinned = std::move(result).value();
+    });
+    if (copy) {
+      seconds.copy = Seconds([&] { GatherOn(cached->threads, pinned.rows()); });
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        Require(copy_.data()[i * settings_.row_bytes] == static_cast<std::byte>(keys[i]),
+                "a row's bytes");
       }
-      const double release_seconds = Seconds([&] { pinned.Release(); });
-      if (release) seconds += release_seconds;
-      return seconds;
+    }
+    seconds.release = Seconds([&] { pinned.Release(); });
+    return seconds;
+  }
+
+  // Of what is named.
+  Spread Hits(Cached* cached, bool pin, bool copy, bool release) {
+    return Measure(settings_, [&](int) {
+      const HitSeconds seconds = HitRound(cached, copy);
+      return (pin ? seconds.pin : 0) + seconds.copy + (release ? seconds.release : 0);
     });
   }
 
   // A share of the keys was never seen; all are marked dirty, so that what is evicted is written.
-  Spread Misses(int percent) {
+  Spread Misses(Cached* cached, int percent) {
     // From a full cache on, so that each miss evicts.
     for (bool full = false; !full; next_new_ += settings_.batch) {
       std::vector<Key> keys;
       for (std::size_t i = 0; i < settings_.batch; ++i)
         keys.push_back(KeyOf(settings_.seed, next_new_ + i));
-      const std::uint64_t before = cache_->stats().evictions;
-      Require(cache_->Pin(keys).ok(), "Pin of new keys");
-      full = cache_->stats().evictions > before;
+      const std::uint64_t before = cached->cache->stats().evictions;
+      Require(cached->cache->Pin(keys).ok(), "Pin of new keys");
+      full = cached->cache->stats().evictions > before;
     }
     const std::size_t missing = settings_.batch * static_cast<std::size_t>(percent) / 100;
     return Measure(settings_, [&](int) {
@@ -335,7 +359,7 @@ class Bench {
                                            next_new_ - recent, recent);
       for (std::size_t i = 0; i < missing; ++i) keys.push_back(KeyOf(settings_.seed, next_new_++));
       return Seconds([&] {
-        auto result = cache_->Pin(keys);
+        auto result = cached->cache->Pin(keys);
         Require(result.ok(), "Pin");
         result->MarkDirty(0, keys.size());
         result->Release();
@@ -346,9 +370,6 @@ class Bench {
   const Settings settings_;
   Rng rng_;
   WorkerGroup workers_;
-  int threads_ = 1;  // Of the cache.
-  std::vector<std::unique_ptr<NullStore>> stores_;
-  std::unique_ptr<RowCache> cache_;
   HugeBuffer copy_;
   std::uint64_t next_new_ = std::uint64_t{1} << 40;
 };

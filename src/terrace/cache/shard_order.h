@@ -41,9 +41,15 @@ struct ShardOrder {
   }
 };
 
-// Groups of so many of the shards, one after another, count as one.
-void SortByShard(std::span<const Key> keys, const ShardRange& shards, ShardOrder* order,
-                 std::uint32_t group = 1);
+void SortByShard(std::span<const Key> keys, const ShardRange& shards, ShardOrder* order);
+
+// The same order for threads that share the work: each numbers the shards of some keys, and, when
+// all have done that, each sorts some shards. REQUIRES: shards.count <= 256.
+void NumberShards(std::span<const Key> keys, const ShardRange& shards, std::uint8_t* numbers);
+// Makes the shard's part of `order`, whose lists have their sizes, and returns it. What the order
+// says of other shards is theirs to write.
+std::span<const std::uint32_t> SortShard(std::span<const std::uint8_t> numbers, std::size_t shard,
+                                         ShardOrder* order);
 
 // Calls read(shard, keys, rows, found) with the part of each shard that has any, on the threads of
 // `workers`; null: one after another. The failure of a shard keeps others from beginning; the first
