@@ -155,7 +155,10 @@ Status CriteoSource::Seek(const DataCursor& cursor) {
 
 Status CriteoSource::ReadToPosition(const std::function<bool()>& stopped) {
   stopped_ = stopped;
-  if (error_.ok() && !started_ && epoch_ < options_.epochs) error_ = FinishSeek();
+  if (error_.ok() && !started_ && epoch_ < options_.epochs) {
+    error_ = reader_.Reach(stopped);
+    if (error_.ok()) error_ = FinishSeek();
+  }
   stopped_ = nullptr;
   return error_;
 }

@@ -57,7 +57,8 @@ class ExampleSource {
   // Goes to `cursor`. REQUIRES: before the first Next.
   virtual Status Seek(const DataCursor& cursor) = 0;
   // Reads to there, as the first Next does else. Blocks: on reads. kCorruption: the data ends
-  // before. kAborted: `stopped`, if any, which is asked before each line, said so; as after Cancel.
+  // before. kAborted: `stopped`, if any, said so; as after Cancel. It is asked before each line,
+  // and on another thread for each piece of an archive before the first one.
   virtual Status ReadToPosition(const std::function<bool()>& stopped) {
     return stopped && stopped() ? AbortedError("reading was stopped") : OkStatus();
   }

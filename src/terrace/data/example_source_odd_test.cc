@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <memory>
 #include <set>
@@ -382,6 +383,39 @@ TEST_F(OddInputTest, ReadingToAPositionCanBeStopped) {
     ASSERT_TRUE((*source)->Seek(cursor).ok());
     EXPECT_TRUE((*source)->ReadToPosition([] { return false; }).ok());
     EXPECT_TRUE((*source)->Next(10, 10).ok());
+  }
+}
+
+// Of an archive all that lies before the position is decompressed.
+TEST_F(OddInputTest, TheWayThroughAnArchiveCanBeStopped) {
+  const std::string text = Lines(0, 60'000);
+  options_.read_ahead_bytes = 128 << 10;
+  for (const auto& [path, archive] : {std::pair("/z", Zstd(text)), std::pair("/g", Gzip(text))}) {
+    SCOPED_TRACE(path);
+    PutFile(&fs_, path, archive);
+    const Stream all = Read({path});
+    ASSERT_EQ(all.examples.size(), 60'000u);
+    const DataCursor& cursor = all.cursors[all.cursors.size() * 9 / 10];
+    ASSERT_GT(cursor.offset, std::uint64_t{3} << 20);
+    std::atomic<int> asked = 0;
+    auto source = OpenSource(&fs_, options_);
+    ASSERT_TRUE(source.ok());
+    ASSERT_TRUE((*source)->Seek(cursor).ok());
+    EXPECT_EQ((*source)->ReadToPosition([&asked] { return ++asked > 20; }).code(),
+              StatusCode::kAborted);
+    EXPECT_EQ(asked.load(), 21);
+    EXPECT_EQ((*source)->Next(10, 10).status().code(), StatusCode::kAborted);
+    asked = 0;
+    source = OpenSource(&fs_, options_);
+    ASSERT_TRUE(source.ok());
+    ASSERT_TRUE((*source)->Seek(cursor).ok());
+    ASSERT_TRUE((*source)->ReadToPosition([&asked] { return ++asked > 1'000'000; }).ok());
+    EXPECT_GT(asked.load(), 40);
+    auto batch = (*source)->Next(16, 16);
+    ASSERT_TRUE(batch.ok());
+    Stream rest;
+    AppendBatch(**batch, (*source)->schema().dense_width(), &rest);
+    EXPECT_EQ(rest.examples.front(), all.examples[cursor.examples]);
   }
 }
 

@@ -26,7 +26,12 @@ void LineReader::Cancel() {
   if (read_ahead_ != nullptr) read_ahead_->Cancel();
 }
 
-Status LineReader::Start() {
+Status LineReader::Reach(const std::function<bool()>& stopped) {
+  TERRACE_RETURN_IF_ERROR(Start(stopped));
+  return position_.file < epoch_order_.size() ? NextChunk() : OkStatus();
+}
+
+Status LineReader::Start(const std::function<bool()>& stopped) {
   EnterEpoch();
   ReadAheadOptions options;
   options.bytes = read_ahead_bytes_;
@@ -34,6 +39,7 @@ Status LineReader::Start() {
   options.epoch = position_.epoch;
   options.file = position_.file;
   options.offset = position_.offset;
+  options.stopped = stopped;
   TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<ReadAhead> started,
                            ReadAhead::Start(fs_, files_, order_, options));
   MutexLock lock(&mu_);
@@ -97,7 +103,7 @@ void LineReader::Carry(std::string_view part) {
 }
 
 Result<bool> LineReader::Next(Line* line) {
-  if (chunks_ == nullptr) TERRACE_RETURN_IF_ERROR(Start());
+  if (chunks_ == nullptr) TERRACE_RETURN_IF_ERROR(Start(/*stopped=*/nullptr));
   if (carry_delivered_) {
     carry_.clear();
     carry_bytes_ = 0;

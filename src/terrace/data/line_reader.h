@@ -44,6 +44,9 @@ class LineReader {
     position_ = position;
   }  // REQUIRES: no Next yet.
   const LinePosition& position() const { return position_; }
+  // Reads to the position, as the first Next does else. kAborted: `stopped` said so, which is asked
+  // on another thread, and not any more when this returns. REQUIRES: no Next yet.
+  Status Reach(const std::function<bool()>& stopped);
   // False: the epoch ended, and position() is the start of the next. Blocks: on reads.
   // REQUIRES: position().epoch < epochs.
   Result<bool> Next(Line* line);
@@ -54,7 +57,7 @@ class LineReader {
   std::uint64_t epoch_bytes() const { return earlier_files_bytes_ + file_bytes_; }
 
  private:
-  Status Start();
+  Status Start(const std::function<bool()>& stopped);
   Status NextChunk();
   void RecycleChunk();
   void EnterEpoch();

@@ -101,6 +101,7 @@ Status ReadAhead::ReadFile(std::uint64_t epoch, std::uint64_t position, const In
                              " where reading is to go on; it is not the file that was read before");
     }
     if (!ends_file && end <= start) {
+      if (options_.stopped && options_.stopped()) return AbortedError("reading was stopped");
       TERRACE_RETURN_IF_ERROR(free_.Send(std::move(*buffer)));
       continue;
     }

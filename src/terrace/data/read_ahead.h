@@ -27,6 +27,9 @@ struct ReadAheadOptions {
   std::uint64_t epoch = 0;
   std::uint64_t file = 0;  // In the epoch's order.
   std::uint64_t offset = 0;
+  // Of an archive all that lies before `offset` has to be decompressed: asked for each chunk of
+  // that, on the reading thread, and ends it with kAborted. May be empty.
+  std::function<bool()> stopped;
 };
 
 class ReadAhead {

@@ -475,6 +475,10 @@ Result<DataCursor> TrainingRun::SeekData(const Checkpoint& checkpoint) {
   const DataCursor& cursor = checkpoint.cursor;
   if (!FilesDiffer(checkpoint.identity, now)) {
     TERRACE_RETURN_IF_ERROR(source_->Seek(cursor));
+    // An archive is read from its beginning, which takes long. What else is wrong with it is met,
+    // and said, by who reads on.
+    const Status read = source_->ReadToPosition([this] { return Signalled(); });
+    if (read.code() == StatusCode::kAborted) return read;
     return cursor;
   }
   // Accepted: bytes and lines of the old files say nothing about the new ones, now and in the next
