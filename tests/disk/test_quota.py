@@ -182,7 +182,13 @@ def test_open_files_run_out(terrace, workspace, index):
     run.train("--resume", prefix=limit(400)).expect(0)
     assert run.digest() == whole.digest()
     too_few = harness.Run(terrace, workspace, job, "few", **{"ssd.shards": 16}).train(prefix=limit(200)).expect(2)
-    assert "raise that limit (ulimit -n) by at least" in too_few.output, too_few.output
+    wanted = re.search(r"raise that limit \(ulimit -n\) to at least (\d+),", too_few.output)
+    assert wanted, too_few.output
+    least = int(wanted.group(1))
+    few = harness.Run(terrace, workspace, job, "few", **{"ssd.shards": 16, "memory.budget": "256MiB"})
+    for nofile in (20, least - 1):  # The advice does not depend on how far the limit is off.
+        assert f"to at least {least}," in few.train(prefix=limit(nofile)).expect(2).output
+    few.train("--set", "training.max_examples=64", prefix=limit(least)).expect(0)
 
 
 def test_a_start_by_group_knows_of_blocks(terrace, workspace):

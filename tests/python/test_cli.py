@@ -780,6 +780,10 @@ def test_a_resume_without_its_checkpoints_is_refused(terrace, workspace, log):
     run.train("--resume").expect(0)
     shutil.rmtree(run.path / "checkpoints")
     assert "has lost its checkpoints: summary.json" in run.train("--resume").expect(1).output
+    # Nor does anybody else say that it has none yet.
+    for command in (["inspect", run.path, "--verify"], ["inspect", run.path], ["evaluate", run.path, "--data", log]):
+        outcome = terrace(*command, log=workspace / "log").expect(1)
+        assert "has lost its checkpoints: summary.json" in outcome.output, outcome.output
 
 
 def test_a_resume_after_first_checkpoints_that_failed(terrace, workspace, log):

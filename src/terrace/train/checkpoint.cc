@@ -200,9 +200,12 @@ class Cutter {
   std::string_view bytes_;
 };
 
-// The lines of two texts that differ; all of a short one.
+// The lines of a text that are others in another one, or not there; all of two short ones.
 std::string Difference(const std::string& text, const std::string& other) {
-  if (text.find('\n') == std::string::npos && text.size() <= 200) return text;
+  const auto is_short = [](const std::string& one) {
+    return one.find('\n') == std::string::npos && one.size() <= 200;
+  };
+  if (is_short(text) && is_short(other)) return text;
   std::istringstream lines(text);
   std::istringstream others(other);
   std::string line;
@@ -215,7 +218,7 @@ std::string Difference(const std::string& text, const std::string& other) {
     result += (result.empty() ? "" : " / ") + line.substr(0, 300);
   }
   if (shown > 3) result += fmt::format(" / ... ({} lines differ)", shown);
-  return result.empty() ? "(fewer lines)" : result;
+  return result.empty() ? "(nothing more)" : result;
 }
 
 using Settings = std::vector<std::pair<std::string, std::string>>;

@@ -106,6 +106,8 @@ class RunFolder {
   virtual Result<std::vector<std::uint64_t>> ListCheckpoints() = 0;
   // Ids of all that lie there, whole or not.
   virtual Result<std::vector<std::uint64_t>> ListCheckpointFiles() = 0;
+  // Of a run without any. kCorruption: there were some, which are gone.
+  virtual Status RefuseLostCheckpoints() = 0;
   virtual Result<Checkpoint> ReadCheckpoint(std::uint64_t id) = 0;
   virtual Result<DenseState> ReadDense(const Checkpoint& checkpoint) = 0;
   // Writes dense/dense-<id>, durable; the digest goes into Checkpoint::dense.

@@ -711,6 +711,14 @@ TEST(CompareIdentity, OtherFilesMayBeAccepted) {
   // What it says of a long list is what differs.
   EXPECT_THAT(CompareIdentity(run, data("2", "/logs/a 1.tsv:10 /logs/c:20"), {}).message(),
               HasSubstr("the run has '/logs/b:20', the job now '/logs/c:20'"));
+  // One that goes on after the other.
+  const Settings longer = data("2", "/logs/a 1.tsv:10 /logs/b:20 /logs/b:20");
+  EXPECT_THAT(CompareIdentity(run, longer, {}).message(),
+              HasSubstr("the run has '(nothing more)', the job now '/logs/b:20'"));
+  EXPECT_THAT(CompareIdentity(data("2", "/logs/a 1.tsv:10"), run, {}).message(),
+              HasSubstr("the run has '(nothing more)', the job now '/logs/b:20'"));
+  EXPECT_THAT(CompareIdentity(run, data("2", "/logs/a 1.tsv:10"), {}).message(),
+              HasSubstr("the run has '/logs/b:20', the job now '(nothing more)'"));
   // Nothing else of the data, nor of the rest.
   Settings other = data("3", "/new/a:10");
   EXPECT_THAT(CompareIdentity(run, other, {"data"}).message(), Not(HasSubstr("--accept data")));

@@ -71,11 +71,7 @@ struct Range {
   double low = 0;
   double high = 0;
   bool above = false;
-  std::string Text() const {
-    if (above && high >= 1e30) return fmt::format("above {}", low);
-    if (high >= 1e30) return fmt::format("{} or more", low);
-    return fmt::format("{}{} to {}", above ? "above " : "", low, high);
-  }
+  std::string Text() const { return fmt::format("{}{} to {}", above ? "above " : "", low, high); }
   bool Holds(double value) const { return (above ? value > low : value >= low) && value <= high; }
 };
 inline constexpr double kUnbounded = 1e30;

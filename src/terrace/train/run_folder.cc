@@ -229,7 +229,7 @@ Status RunFolderImpl::RefuseLostCheckpoints() {
   if (removing || (!has_summary && dense <= kMostAttempts)) return OkStatus();
   return CorruptionError(fmt::format(
       "'{}' has lost its checkpoints: {} is there, but none in '{}'. Nothing was changed: put them "
-      "back, or --overwrite deletes the run and starts anew",
+      "back, or train --overwrite deletes the run and starts anew",
       path_, has_summary ? "summary.json" : fmt::format("dense state {}", dense),
       At("checkpoints")));
 }

@@ -287,6 +287,7 @@ Result<HeldCheckpoint> HoldNewestCheckpoint(RunFolder* run) {
     if (ids.empty()) {
       TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> files, run->ListCheckpointFiles());
       if (files.empty()) {
+        TERRACE_RETURN_IF_ERROR(run->RefuseLostCheckpoints());
         return NotFoundError(fmt::format(
             "the run '{}' has no checkpoint yet: wait for its first, or train it", run->path()));
       }

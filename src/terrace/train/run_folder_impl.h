@@ -45,6 +45,7 @@ class RunFolderImpl final : public RunFolder {
   }
   Result<std::vector<std::uint64_t>> ListCheckpoints() override;
   Result<std::vector<std::uint64_t>> ListCheckpointFiles() override;
+  Status RefuseLostCheckpoints() override;
   Result<Checkpoint> ReadCheckpoint(std::uint64_t id) override;
   Result<DenseState> ReadDense(const Checkpoint& checkpoint) override;
   Result<FileDigest> WriteDense(std::uint64_t id, const DenseState& state) override;
@@ -97,8 +98,6 @@ class RunFolderImpl final : public RunFolder {
   // Whether a new run's rows may lie on ssd.paths, before anything is changed. Makes these folders.
   Status CheckSsdPaths();
   Result<std::uint64_t> NewestDense();  // Its number; 0: there is none.
-  // That of a run without checkpoints some are gone, and were not just never taken.
-  Status RefuseLostCheckpoints();
   // Deletes the run, and names what in its folders is not of it, and stays.
   Status RemoveRun();
   // With what else is left in the folder.

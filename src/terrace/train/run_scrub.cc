@@ -92,6 +92,7 @@ Status RunScrubber::ScrubAll(bool hold_checkpoints) {
 Status RunScrubber::ScrubCheckpoints(bool hold_checkpoints) {
   TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> ids, run_->ListCheckpointFiles());
   if (ids.empty()) {
+    TERRACE_RETURN_IF_ERROR(run_->RefuseLostCheckpoints());
     return NotFoundError(fmt::format(
         "the run '{}' has no checkpoint yet: wait for its first, or train it", run_->path()));
   }

@@ -71,6 +71,7 @@ class TrainingRun {
   Status CheckQuota() const;
   std::uint64_t LeastQuotaBytes() const;
   // That the system lets this process have open.
+  std::uint64_t OtherOpenFiles() const;  // At most.
   std::uint64_t MostParameterFiles() const;
   Status CheckOpenFiles() const;
   // Where the disks have less room than the quota lets the run take.

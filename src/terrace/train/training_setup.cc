@@ -392,11 +392,13 @@ Status TrainingRun::ReserveKept(std::span<const Checkpoint> kept) {
   return quota_->Reserve(folders, 0);
 }
 
-std::uint64_t TrainingRun::MostParameterFiles() const {
+std::uint64_t TrainingRun::OtherOpenFiles() const {
   // A store has three queues for reading, and one more at times; all else is the run's.
-  const std::uint64_t others =
-      64 + 4 * plan_->tables.size() * static_cast<std::uint64_t>(job_.ssd.shards);
-  const std::uint64_t limit = OpenFileLimit();
+  return 64 + 4 * plan_->tables.size() * static_cast<std::uint64_t>(job_.ssd.shards);
+}
+
+std::uint64_t TrainingRun::MostParameterFiles() const {
+  const std::uint64_t others = OtherOpenFiles(), limit = OpenFileLimit();
   return limit > others ? limit - others : 0;
 }
 
@@ -404,12 +406,11 @@ Status TrainingRun::CheckOpenFiles() const {
   // Some for each store.
   const std::uint64_t least =
       32 + 8 * plan_->tables.size() * static_cast<std::uint64_t>(job_.ssd.shards);
-  const std::uint64_t most = MostParameterFiles();
-  if (most >= least) return OkStatus();
+  if (MostParameterFiles() >= least) return OkStatus();
   return InvalidArgumentError(
       fmt::format("the system lets this process open {} files, too few for this job: raise that "
-                  "limit (ulimit -n) by at least {}, or lower ssd.shards",
-                  OpenFileLimit(), least - most));
+                  "limit (ulimit -n) to at least {}, or lower ssd.shards",
+                  OpenFileLimit(), OtherOpenFiles() + least));
 }
 
 std::uint64_t TrainingRun::LeastQuotaBytes() const {
