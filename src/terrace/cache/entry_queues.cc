@@ -10,11 +10,12 @@ namespace terrace {
 namespace {
 constexpr std::uint32_t kPrefetchAhead = 8;  // References; a cache line of memory takes as long.
 
-// How many blocks are looked through for each that is taken, R rows having C = R (1 + d/8) blocks'
-// worth of references: s. A sweep begins when C / (s + 1) are free, so that it ends before they are
-// used up. What it leaves dead left its queue while it went on, for which a push took a block, or
-// is held: C - R - C / (s + 1) are free then, and from C / (s + 1) on the next one begins. With
-// s + 1 = 2 (8 + d) / d that may be at once, with half as much again as here it is later.
+// How many blocks are looked through for each that is taken: s. There is room for C = R (1 + d/8)
+// references, R being the rows. A sweep begins when C / (s + 1) are free, and looks through the
+// others while as many are pushed: it ends in time. What it leaves dead is of rows that left
+// meanwhile, and each of those is held or was pushed again; so at most R + C / (s + 1) references
+// are left. The next sweep needs C / (s + 1) to be free too: s + 1 >= 2 (8 + d) / d. With half as
+// much again sweeps begin later, and are fewer.
 std::uint64_t SweepStep(std::uint64_t dead_eighths) {
   return 3 * (8 + dead_eighths) / dead_eighths;
 }
@@ -163,7 +164,7 @@ void EntryQueues::MakeRoom() {
     BeginSweepOf(0);
   }
   SweepBlocks(sweep_step_);
-  if (free_block_ == kNoBlock) Sweep();
+  if (free_block_ == kNoBlock) Sweep();  // Where there are more queues than blocks for rows.
 }
 
 void EntryQueues::Sweep() {

@@ -21,7 +21,7 @@ void SortByShard(std::span<const Key> keys, const ShardRange& shards, ShardOrder
 }
 
 void NumberShards(std::span<const Key> keys, const ShardRange& shards, std::uint8_t* numbers) {
-  TERRACE_DCHECK(shards.count <= 256);
+  TERRACE_CHECK(shards.count <= 256);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     numbers[i] = static_cast<std::uint8_t>(shards.Number(MixKey(keys[i])));
   }

@@ -74,7 +74,7 @@ struct Range {
   std::string Text() const { return fmt::format("{}{} to {}", above ? "above " : "", low, high); }
   bool Holds(double value) const { return (above ? value > low : value >= low) && value <= high; }
 };
-inline constexpr double kUnbounded = 1e30;
+inline constexpr double kMostNumber = 1e30;
 inline constexpr std::uint64_t kMax64 = std::numeric_limits<std::uint64_t>::max();
 
 // Builds the table. Getters refer to a field of a Job: [](Job& job, const std::string& name) -> T&.

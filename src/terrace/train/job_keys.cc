@@ -16,7 +16,7 @@ using job_keys::ExactBytes;
 using job_keys::Expected;
 using job_keys::Identifies;
 using job_keys::kMax64;
-using job_keys::kUnbounded;
+using job_keys::kMostNumber;
 using job_keys::OnlyFor;
 using job_keys::OrNull;
 using job_keys::Range;
@@ -126,7 +126,7 @@ void AddSparseOptimizer(Builder* b, const std::string& path, GetSpec spec, GetRa
         },
         range, doc);
   };
-  only(number("initial_accumulator", &SparseOptimizerSpec::initial_accumulator, {0, kUnbounded},
+  only(number("initial_accumulator", &SparseOptimizerSpec::initial_accumulator, {0, kMostNumber},
               "What the sum of squares starts at."),
        adagrad, "type adagrad, adagrad_row");
   only(number("epsilon", &SparseOptimizerSpec::epsilon, {0, 1, true}, "Keeps a division finite."),
@@ -135,11 +135,11 @@ void AddSparseOptimizer(Builder* b, const std::string& path, GetSpec spec, GetRa
        {Sparse::kAdam}, "type adam");
   only(number("beta2", &SparseOptimizerSpec::beta2, {0, 0.999999}, "Decay of the second moment."),
        {Sparse::kAdam}, "type adam");
-  only(number("l1", &SparseOptimizerSpec::l1, {0, kUnbounded}, "L1: weights below it stay 0."),
+  only(number("l1", &SparseOptimizerSpec::l1, {0, kMostNumber}, "L1: weights below it stay 0."),
        ftrl, "type ftrl");
-  only(number("l2", &SparseOptimizerSpec::l2, {0, kUnbounded}, "L2 of FTRL's own formula."), ftrl,
+  only(number("l2", &SparseOptimizerSpec::l2, {0, kMostNumber}, "L2 of FTRL's own formula."), ftrl,
        "type ftrl");
-  only(number("beta", &SparseOptimizerSpec::beta, {0, kUnbounded}, "Smooths the first steps."),
+  only(number("beta", &SparseOptimizerSpec::beta, {0, kMostNumber}, "Smooths the first steps."),
        ftrl, "type ftrl");
 }
 
@@ -187,12 +187,12 @@ void AddExpiry(Builder* b, const std::string& path, Get table) {
       b->Whole(path + ".expire_after", field(&ExpirySpec::after), 0, kMax64,
                "A row expires when it was not seen for so many examples. 0: age is no reason."));
   when_on(b->Number(
-      path + ".expire_below", field(&ExpirySpec::below), {0, kUnbounded},
+      path + ".expire_below", field(&ExpirySpec::below), {0, kMostNumber},
       "A row expires when its score is lower: 0.000001 or more. 0: the score is no reason."));
   for_score(b->Number(path + ".expire_show_weight", field(&ExpirySpec::show_weight),
-                      {0, kUnbounded}, "What a show without click adds to a score."));
+                      {0, kMostNumber}, "What a show without click adds to a score."));
   for_score(b->Number(path + ".expire_click_weight", field(&ExpirySpec::click_weight),
-                      {0, kUnbounded},
+                      {0, kMostNumber},
                       "What a click adds to a score; expire_show_weight or more."));
   for_score(b->Number(path + ".expire_decay", field(&ExpirySpec::decay), {0, 1},
                       "What is left of a row's show and click from one expiry point to the next."));
@@ -450,7 +450,7 @@ void AddNetworkOptimizer(Builder* b) {
                  "Decay of the second moment."),
        {"adam"});
   only(b->Number("network.optimizer.initial_accumulator",
-                 spec(&DenseOptimizerSpec::initial_accumulator), {0, kUnbounded},
+                 spec(&DenseOptimizerSpec::initial_accumulator), {0, kMostNumber},
                  "What the sum of squares starts at."),
        {"adagrad"});
   only(b->Number("network.optimizer.momentum", spec(&DenseOptimizerSpec::momentum), {0, 0.999999},
@@ -459,7 +459,7 @@ void AddNetworkOptimizer(Builder* b) {
   Identifies(b->Number("network.optimizer.l2", spec(&DenseOptimizerSpec::l2), {0, kMostL2},
                        "l2 * w is added to the gradient."));
   Identifies(OrNull(b->Number(
-      "network.optimizer.clip_norm", spec(&DenseOptimizerSpec::clip_norm), {0, kUnbounded},
+      "network.optimizer.clip_norm", spec(&DenseOptimizerSpec::clip_norm), {0, kMostNumber},
       "A longer gradient of the whole network is scaled down to this norm; null or 0: none is.")));
 }
 

@@ -126,6 +126,10 @@ bool TrainingRun::Passed(std::uint64_t before, std::uint64_t now, std::uint64_t 
   return every > 0 && before / every != now / every;
 }
 
+bool TrainingRun::AllTrained() const {
+  return job_.training.max_examples > 0 && cursor_.examples >= job_.training.max_examples;
+}
+
 bool TrainingRun::Signalled() const {
   // Relaxed: the signal is seen a mini-batch later at worst.
   return stop_signals_ != nullptr && stop_signals_->load(std::memory_order_relaxed) > 0;
@@ -351,8 +355,7 @@ Result<TrainOutcome> TrainingRun::Run() {
       });
   Status status;
   start_examples_ = last_interval_examples_ = cursor_.examples;
-  const bool all_done =
-      job_.training.max_examples > 0 && cursor_.examples >= job_.training.max_examples;
+  const bool all_done = AllTrained();
   // Where the job has become shorter than what is trained, this is its end.
   validation_due_ |= all_done && job_.has_validation && validated_examples_ != cursor_.examples;
   // What the run before could not write.

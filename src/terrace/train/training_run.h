@@ -103,6 +103,7 @@ class TrainingRun {
   // kUnavailable: a reader holds it.
   Status DropKept(std::size_t i) TERRACE_REQUIRES(checkpoints_mu_);
   Status CheckStop();
+  bool AllTrained() const;  // That the job asks for, by training.max_examples.
   bool Signalled() const;
   // Bytes on disk that a checkpoint taken now would write at most, those of a dense file, and those
   // of its admission filters.

@@ -405,12 +405,13 @@ std::uint64_t TrainingRun::MostParameterFiles() const {
 Status TrainingRun::CheckOpenFiles() const {
   // Some for each store.
   const std::uint64_t least =
-      32 + 8 * plan_->tables.size() * static_cast<std::uint64_t>(job_.ssd.shards);
-  if (MostParameterFiles() >= least) return OkStatus();
+      OtherOpenFiles() + 32 +
+      8 * plan_->tables.size() * static_cast<std::uint64_t>(job_.ssd.shards);
+  if (OpenFileLimit() >= least) return OkStatus();
   return InvalidArgumentError(
       fmt::format("the system lets this process open {} files, too few for this job: raise that "
                   "limit (ulimit -n) to at least {}, or lower ssd.shards",
-                  OpenFileLimit(), OtherOpenFiles() + least));
+                  OpenFileLimit(), least));
 }
 
 std::uint64_t TrainingRun::LeastQuotaBytes() const {
@@ -476,10 +477,6 @@ Result<DataCursor> TrainingRun::SeekData(const Checkpoint& checkpoint) {
   const DataCursor& cursor = checkpoint.cursor;
   if (!FilesDiffer(checkpoint.identity, now)) {
     TERRACE_RETURN_IF_ERROR(source_->Seek(cursor));
-    // An archive is read from its beginning, which takes long. What else is wrong with it is met,
-    // and said, by who reads on.
-    const Status read = source_->ReadToPosition([this] { return Signalled(); });
-    if (read.code() == StatusCode::kAborted) return read;
     return cursor;
   }
   // Accepted: bytes and lines of the old files say nothing about the new ones, now and in the next
@@ -530,7 +527,12 @@ Status TrainingRun::Restore(const Checkpoint& checkpoint) {
   SetTrainedPosition();
   LogText(LogLevel::kInfo, fmt::format("resuming from checkpoint {} at example {}", checkpoint.id,
                                        FormatCount(cursor_.examples)));
-  return OkStatus();
+  if (AllTrained()) return OkStatus();
+  // An archive is read from its beginning, which takes long. What else is wrong with it is met, and
+  // said, by who reads on.
+  const ScopedBinding binding(binding_.reading);
+  const Status read = source_->ReadToPosition([this] { return Signalled(); });
+  return read.code() == StatusCode::kAborted ? read : OkStatus();
 }
 
 Status TrainingRun::MakeCaches() {
