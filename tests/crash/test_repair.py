@@ -500,6 +500,24 @@ def test_a_run_that_is_finished_no_longer(terrace, job, workspace, log, expected
     assert_same_as_undisturbed(run, log, expected)
 
 
+def test_a_newest_checkpoint_that_was_taken_away(terrace, job, workspace, log, expected):
+    """An older one is used with a warning, and makes the same run again."""
+    run = harness.Run(terrace, workspace, job)
+    run.train().expect(0)
+    number = int(run.checkpoints()[-1].split("-")[1])
+    (run.path / "checkpoints" / run.checkpoints()[-1]).unlink()
+    told = f"tells of checkpoint {number}, which is not there"
+    assert told in terrace("evaluate", run.path, "--data", log, log=workspace / "evaluated").expect(0).output
+    assert_names(findings(run), run.path / "summary.json")
+    resumed = harness.Run(terrace, workspace, job, "resumed")
+    harness.copy_run(run.path, resumed.path)
+    assert told in resumed.train("--resume").expect(0).output
+    assert findings(resumed) == []
+    repair(run)
+    assert not (run.path / "summary.json").exists() and findings(run) == []
+    assert_same_as_undisturbed(run, log, expected)
+
+
 def test_job_yaml(run, log, expected):
     path = run.path / "job.yaml"
     text = path.read_text()
@@ -514,6 +532,10 @@ def test_job_yaml(run, log, expected):
 def test_marker(run, log, expected, how):
     path = run.path / "RUN"
     path.unlink() if how == "gone" else run_files.overwrite(path, 70)
+    before = run_files.contents(run.path)
+    for told in (run.train("--resume").expect(1).output, run.train("--overwrite").expect(1).output, inspect(run).stderr):
+        assert f"terrace inspect {run.path} --repair what can be done" in told, told
+    assert run_files.contents(run.path) == before
     assert_names(findings(run), path)
     repair(run)
     assert_same_as_undisturbed(run, log, expected)
@@ -600,7 +622,8 @@ def test_a_checkpoint_that_nobody_lets_go(terrace, job, workspace):
     checkpoint.rename(checkpoint.with_name(f"checkpoint-0{number}"))
     for command in (("--verify",), ("--repair", "--yes")):
         result = inspect(run, *command)
-        assert result.returncode == 2 and "has no checkpoint" in result.stderr, result.stdout + result.stderr
+        assert result.returncode == 1 and "has lost its checkpoints: summary.json" in result.stderr, result.stdout + result.stderr
+        assert "--verify" not in result.stderr, result.stderr  # It would say this again.
 
 
 def test_what_was_found_is_told_whatever_follows(run):

@@ -15,6 +15,7 @@
 #include "terrace/base/units.h"
 #include "terrace/cli/oracle.h"
 #include "terrace/io/same_file.h"
+#include "terrace/train/checkpoint.h"
 #include "terrace/train/evaluator.h"
 #include "terrace/train/job.h"
 #include "terrace/train/run_marker.h"
@@ -51,6 +52,13 @@ void AdviseOnDamage(FileSystem* fs, const Status& status, const std::string& run
     return NamesPathIn(status.message(), folder);
   };
   if (std::none_of(folders.begin(), folders.end(), named)) return;
+  // Of a run that has lost its checkpoints neither could say more.
+  const Result<std::unique_ptr<RunFolder>> folder =
+      RunFolder::Open(fs, run, RunFolder::Mode::kScrub, nullptr);
+  if (folder.ok()) {
+    const Result<std::vector<std::uint64_t>> files = (*folder)->ListCheckpointFiles();
+    if (files.ok() && files->empty()) return;
+  }
   LogText(
       LogLevel::kInfo,
       fmt::format("terrace inspect {} --verify names all that is damaged, and terrace inspect {} "

@@ -108,6 +108,9 @@ class RunFolder {
   virtual Result<std::vector<std::uint64_t>> ListCheckpointFiles() = 0;
   // Of a run without any. kCorruption: there were some, which are gone.
   virtual Status RefuseLostCheckpoints() = 0;
+  // The checkpoint that summary.json tells of, where neither its file nor a newer one is there, for
+  // somebody has taken it away; else 0.
+  virtual Result<std::uint64_t> FindLostCheckpoint() = 0;
   virtual Result<Checkpoint> ReadCheckpoint(std::uint64_t id) = 0;
   virtual Result<DenseState> ReadDense(const Checkpoint& checkpoint) = 0;
   // Writes dense/dense-<id>, durable; the digest goes into Checkpoint::dense.
@@ -151,8 +154,11 @@ struct HeldCheckpoint {
   Checkpoint checkpoint;
   std::unique_ptr<FileLock> hold;
 };
+// Of a run that has checkpoints, but not the one that it ended with.
+Status WarnOfLostCheckpoint(RunFolder* run);
+
 // The newest whole checkpoint, held; looks again when a trainer drops it meanwhile. kNotFound:
-// there is none yet.
+// there is none yet. Warns of a newer one that was taken away.
 Result<HeldCheckpoint> HoldNewestCheckpoint(RunFolder* run);
 
 // Version 5 has a store of larger blocks than the least ones, 4 the checksum of the metrics, as all

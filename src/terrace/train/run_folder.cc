@@ -12,6 +12,7 @@
 #include "terrace/base/sync_point.h"
 #include "terrace/io/same_file.h"
 #include "terrace/train/run_folder_impl.h"
+#include "terrace/train/summary.h"
 
 namespace terrace {
 namespace {
@@ -67,6 +68,7 @@ Status RunFolderImpl::OpenForReading() {
   Result<RunMarker> marker = ReadRunMarker(fs_, path_);
   if (!marker.ok()) {
     if (marker.status().code() != StatusCode::kNotFound) return marker.status();
+    TERRACE_RETURN_IF_ERROR(RefuseLostMarker());
     return NotFoundError(fmt::format("'{}' holds no run (no file RUN in it)", path_));
   }
   marker_ = std::move(marker).value();
@@ -91,7 +93,15 @@ Status RunFolderImpl::OpenDamaged(Mode mode) {
   return mode == Mode::kRepair ? CheckSsdOwner() : OkStatus();
 }
 
+Status RunFolderImpl::RefuseLostMarker() {
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> files, ListCheckpointFiles());
+  if (files.empty()) return OkStatus();
+  return CorruptionError(fmt::format(
+      "the run '{}' has lost its marker, the file RUN in it; nothing was changed", path_));
+}
+
 Status RunFolderImpl::RefuseForeign() {
+  TERRACE_RETURN_IF_ERROR(RefuseLostMarker());
   TERRACE_ASSIGN_OR_RETURN(const std::vector<FileInfo> entries, fs_->List(path_));
   std::string names;
   int foreign = 0;
@@ -232,6 +242,17 @@ Status RunFolderImpl::RefuseLostCheckpoints() {
       "back, or train --overwrite deletes the run and starts anew",
       path_, has_summary ? "summary.json" : fmt::format("dense state {}", dense),
       At("checkpoints")));
+}
+
+Result<std::uint64_t> RunFolderImpl::FindLostCheckpoint() {
+  const Result<std::string> json = ReadFileToString(fs_, At("summary.json"));
+  if (!json.ok()) return std::uint64_t{0};
+  const Result<RunSummary> summary = SummaryFromJson(*json);
+  if (!summary.ok()) return std::uint64_t{0};
+  // After it: beside a trainer, the checkpoint that a summary tells of is there first.
+  TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> files, ListCheckpointFiles());
+  const std::uint64_t newest = files.empty() ? 0 : files.back();
+  return newest < summary->checkpoint ? summary->checkpoint : 0;
 }
 
 Status RunFolderImpl::CheckSsdPaths() {

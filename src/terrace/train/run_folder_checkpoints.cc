@@ -279,6 +279,16 @@ Status RunFolderImpl::RemoveStrays() {
   return OkStatus();
 }
 
+Status WarnOfLostCheckpoint(RunFolder* run) {
+  TERRACE_ASSIGN_OR_RETURN(const std::uint64_t lost, run->FindLostCheckpoint());
+  if (lost == 0) return OkStatus();
+  LogText(LogLevel::kWarning,
+          fmt::format("summary.json of '{}' tells of checkpoint {}, which is not there: an older "
+                      "one is used",
+                      run->path(), lost));
+  return OkStatus();
+}
+
 Result<HeldCheckpoint> HoldNewestCheckpoint(RunFolder* run) {
   // Each round loses only against a trainer that has dropped one more checkpoint meanwhile.
   constexpr int kRounds = 100;
@@ -305,6 +315,7 @@ Result<HeldCheckpoint> HoldNewestCheckpoint(RunFolder* run) {
     Result<Checkpoint> checkpoint = run->ReadCheckpoint(ids.back());
     if (!checkpoint.ok() && lost(checkpoint.status())) continue;
     if (!checkpoint.ok()) return checkpoint.status();
+    TERRACE_RETURN_IF_ERROR(WarnOfLostCheckpoint(run));
     return HeldCheckpoint{std::move(checkpoint).value(), std::move(hold).value()};
   }
   return UnavailableError(

@@ -46,6 +46,7 @@ class RunFolderImpl final : public RunFolder {
   Result<std::vector<std::uint64_t>> ListCheckpoints() override;
   Result<std::vector<std::uint64_t>> ListCheckpointFiles() override;
   Status RefuseLostCheckpoints() override;
+  Result<std::uint64_t> FindLostCheckpoint() override;
   Result<Checkpoint> ReadCheckpoint(std::uint64_t id) override;
   Result<DenseState> ReadDense(const Checkpoint& checkpoint) override;
   Result<FileDigest> WriteDense(std::uint64_t id, const DenseState& state) override;
@@ -82,6 +83,8 @@ class RunFolderImpl final : public RunFolder {
 
   // Whether a run is there; refuses what `mode` may not touch.
   Result<bool> Inspect(Mode mode);
+  // Of a folder without one. kCorruption: it has checkpoints.
+  Status RefuseLostMarker();
   Status RefuseForeign();
   Status TakeLock();
   Status CheckResume();

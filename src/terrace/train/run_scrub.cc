@@ -59,7 +59,7 @@ class RunScrubber {
   void ScrubFilters(const Checkpoint& checkpoint, std::vector<Finding>* findings);
   Status ScrubStore(const Checkpoint::StoreManifest& named, CheckpointScrub* checkpoint);
   Status ScrubFiles(StoreScrub* store);
-  void ScrubReports();
+  Status ScrubReports();
   // Of lines that are all lines.
   void ScrubMetricsChecksum(const std::string& path, std::uint64_t expected);
 
@@ -85,8 +85,7 @@ Status RunScrubber::ScrubAll(bool hold_checkpoints) {
                     run_->path()));
   }
   run_->ScrubMarkers(&scrub_.marker, &scrub_.refused);
-  ScrubReports();
-  return OkStatus();
+  return ScrubReports();
 }
 
 Status RunScrubber::ScrubCheckpoints(bool hold_checkpoints) {
@@ -187,7 +186,7 @@ Status RunScrubber::ScrubFiles(StoreScrub* store) {
   return OkStatus();
 }
 
-void RunScrubber::ScrubReports() {
+Status RunScrubber::ScrubReports() {
   const std::string job = At("job.yaml");
   const Result<std::string> yaml = ReadFileToString(fs_, job);
   Note(job, yaml.status(), &scrub_.job);
@@ -201,6 +200,11 @@ void RunScrubber::ScrubReports() {
     // One of a newer version too, which a flipped bit makes of ours: it is made anew.
     const Status read = SummaryFromJson(*json).status();
     if (!read.ok()) scrub_.summary.push_back({summary, 0, read.WithContext(summary).message()});
+    TERRACE_ASSIGN_OR_RETURN(const std::uint64_t lost, run_->FindLostCheckpoint());
+    if (lost > 0) {
+      scrub_.summary.push_back(
+          {summary, 0, fmt::format("tells of checkpoint {}, which is not there", lost)});
+    }
   } else if (json.status().code() != StatusCode::kNotFound) {  // Before the end there is none.
     Note(summary, json.status(), &scrub_.summary);
   }
@@ -233,6 +237,7 @@ void RunScrubber::ScrubReports() {
     const bool damaged = status.code() == StatusCode::kCorruption;
     Note(JoinPath(folder, kReadCostName), damaged ? status : OkStatus(), &scrub_.read_costs);
   }
+  return OkStatus();
 }
 
 void RunScrubber::ScrubMetricsChecksum(const std::string& path, std::uint64_t expected) {
