@@ -46,6 +46,13 @@ def test_help_hides_the_flags_of_tests(terrace):
         assert "--test-" not in text
 
 
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("train", "--help"), ("train", "--help-job")])
+def test_a_result_that_nobody_gets_is_a_failure(terrace, arguments):
+    with open("/dev/full", "w") as full:
+        outcome = subprocess.run([terrace.binary, *arguments], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert outcome.returncode == 1 and "cannot be written to standard output" in outcome.stderr
+
+
 def test_help_of_the_job_file(terrace):
     text = terrace.text("train", "--help-job")
     for key in ("training.batch", "table.optimizer.learning_rate.warmup_steps", "slots.NAME.pooling"):

@@ -345,6 +345,7 @@ TEST(Status, ContextStandsBeforeTheCause) {
 TEST(Status, ALimitIsNoFailureOfADisk) {
   EXPECT_EQ(ErrnoError(EMFILE, "opening", "/rows").code(), StatusCode::kOutOfRoom);
   EXPECT_EQ(ErrnoError(ENOSPC, "writing", "/ssd.quota").code(), StatusCode::kIo);
+  EXPECT_EQ(ErrnoError(ELOOP, "opening", "/a").code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(OutOfRoomError("full").WithContext("writing").ToString(), "out of room: writing: full");
 }
 

@@ -77,6 +77,9 @@ Status ErrnoError(int error_number, std::string_view what, std::string_view path
     case ENOENT:
     case ENOTDIR:  // A file where the path wants a folder: nothing can be there.
       return NotFoundError(std::move(message));
+    case ELOOP:
+    case ENAMETOOLONG:
+      return InvalidArgumentError(std::move(message));
     case ENOSPC:
     case EDQUOT:
       return IoError(message + " (free space there)");

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -442,8 +443,9 @@ int Main(int argc, char** argv) {
       LogText(LogLevel::kError, wrong);
       return kExitWrong;
     }
+    std::ostringstream help;
     // Help and version are "errors" with code 0.
-    return app.exit(error) == 0 ? kExitDone : kExitWrong;
+    return app.exit(error, help) == 0 ? PrintResult(help.str()) : kExitWrong;
   }
   SetLogLevel(LevelOf(common));
   std::unique_ptr<FileSystem> faulty;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -183,19 +184,17 @@ void ZipfSampler::Sample(const std::uint64_t* hashes, std::size_t n, std::uint64
 }
 
 Result<std::unique_ptr<ClickLogGenerator>> ClickLogGenerator::Create(const ClickLogSpec& spec) {
+  const auto wrong = [](std::string_view name, auto value, std::string_view legal) {
+    return InvalidArgumentError(fmt::format("{} is {}; legal: {}", name, value, legal));
+  };
   if (spec.cardinality < 1 || spec.cardinality > 1'000'000'000'000)
-    return InvalidArgumentError("cardinality is " + std::to_string(spec.cardinality) +
-                                "; it is 1 to 10^12");
-  if (!(spec.zipf >= 0 && spec.zipf <= 4))
-    return InvalidArgumentError("zipf is " + std::to_string(spec.zipf) + "; it is 0 to 4");
+    return wrong("cardinality", spec.cardinality, "1 to 10^12");
+  if (!(spec.zipf >= 0 && spec.zipf <= 4)) return wrong("zipf", spec.zipf, "0 to 4");
   if (spec.categorical_slots < 1 || spec.categorical_slots > kMostSlots)
-    return InvalidArgumentError("slots is " + std::to_string(spec.categorical_slots) +
-                                "; it is 1 to " + std::to_string(kMostSlots));
+    return wrong("slots", spec.categorical_slots, fmt::format("1 to {}", kMostSlots));
   if (!(spec.click_rate > 0 && spec.click_rate < 1))
-    return InvalidArgumentError("click_rate is " + std::to_string(spec.click_rate) +
-                                "; it is above 0 and below 1");
-  if (!(spec.signal >= 0 && spec.signal <= 10))
-    return InvalidArgumentError("signal is " + std::to_string(spec.signal) + "; it is 0 to 10");
+    return wrong("click_rate", spec.click_rate, "above 0 and below 1");
+  if (!(spec.signal >= 0 && spec.signal <= 10)) return wrong("signal", spec.signal, "0 to 10");
   std::unique_ptr<ClickLogGenerator> generator(new ClickLogGenerator(spec));
   generator->Calibrate();
   return generator;

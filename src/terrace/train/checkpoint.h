@@ -109,8 +109,8 @@ class RunFolder {
   // Of a run without any. kCorruption: there were some, which are gone.
   virtual Status RefuseLostCheckpoints() = 0;
   // The checkpoint that summary.json tells of, where neither its file nor a newer one is there, for
-  // somebody has taken it away; else 0.
-  virtual Result<std::uint64_t> FindLostCheckpoint() = 0;
+  // somebody has taken it away.
+  virtual Result<std::optional<std::uint64_t>> FindLostCheckpoint() = 0;
   virtual Result<Checkpoint> ReadCheckpoint(std::uint64_t id) = 0;
   virtual Result<DenseState> ReadDense(const Checkpoint& checkpoint) = 0;
   // Writes dense/dense-<id>, durable; the digest goes into Checkpoint::dense.

@@ -84,8 +84,9 @@ Status LoadedRun::OpenModel() {
 }
 
 Status LoadedRun::OpenRows(FileSystem* fs) {
-  const MemoryPlanInput input =
+  MemoryPlanInput input =
       MakeMemoryPlanInput(job_, *plan_, source_->MemoryBytes(), model_.executor->later_bytes());
+  input.of_a_run = true;
   Result<MemoryPlan> memory = PlanMemory(input);
   if (!memory.ok()) {
     return InvalidArgumentError(memory.status().message() +

@@ -118,10 +118,14 @@ class Builder {
     JobKey& key = Custom(std::move(path), "number", range.Text(), std::move(doc));
     key.set = [get, range](const JobNode& node, Job* job, const std::string& name) {
       if (node.kind != JobNode::Kind::kScalar) return Expected("a number", node);
-      const std::optional<T> value = ParseNumber<T>(node.scalar);
+      const std::optional<double> value = ParseNumber<double>(node.scalar);
       if (!value) return Expected("a number", node);
       if (!range.Holds(*value)) return fmt::format("is {}; legal: {}", *value, range.Text());
-      get(*job, name) = *value;
+      if (range.above && static_cast<float>(*value) <= range.low) {
+        return fmt::format("is {}, which in 32 bits is {}; legal: {}", *value, range.low,
+                           range.Text());
+      }
+      get(*job, name) = ParseNumber<T>(node.scalar).value_or(static_cast<T>(*value));
       return std::string();
     };
     key.print = [get](const Job& job, const std::string& name) {

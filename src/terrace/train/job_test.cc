@@ -213,6 +213,12 @@ INSTANTIATE_TEST_SUITE_P(
                "j.yaml:3: network.wide_l2 is 1e+30; legal: 0 to 1000000"},
         BadJob{"network: {optimizer: {l2: 1e30}}\n",
                "j.yaml:3: network.optimizer.l2 is 1e+30; legal: 0 to 1000000"},
+        BadJob{"table: {optimizer: {learning_rate: 1e-60}}\n",
+               "j.yaml:3: table.optimizer.learning_rate is 1e-60, which in 32 bits is 0; legal: "
+               "above 0 to 1000000"},
+        BadJob{"table: {optimizer: {epsilon: 1e-300}}\n",
+               "j.yaml:3: table.optimizer.epsilon is 1e-300, which in 32 bits is 0; legal: above 0 "
+               "to 1"},
         BadJob{"table: {optimizer: {type: adagrad, beta1: 0.9}}\n",
                "j.yaml:3: table.optimizer.beta1 has no meaning here: it is for type adam"},
         BadJob{"table: {optimizer: {type: ftrl}, initializer: {type: normal}}\n",

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -202,6 +205,42 @@ void PlanLookAhead(const MemoryPlanInput& input, MemoryPlan* plan) {
   plan->rows_bytes -= plan->look_ahead_bytes;
 }
 
+// ", or lower A or B": the settings to which a good part of what is needed at least is due, the
+// greatest part first.
+std::string SettingsToLower(const MemoryPlanInput& input) {
+  if (input.of_a_run) return "";
+  const std::uint64_t needed = LeastBudgetBytes(input);
+  std::vector<std::pair<std::uint64_t, std::string_view>> found;
+  const auto try_without = [&](std::string_view setting, const auto& change) {
+    MemoryPlanInput without = input;
+    change(&without);
+    const std::uint64_t least = LeastBudgetBytes(without);
+    if (least + needed / 8 <= needed) found.emplace_back(least, setting);
+  };
+  try_without("training.minibatch", [](MemoryPlanInput* in) {
+    const std::uint64_t tables = in->tables * 8 * kMiB;  // See LeastTableBytes.
+    const std::uint64_t rows = in->least_cache_bytes - std::min(in->least_cache_bytes, tables);
+    in->least_cache_bytes -= rows - rows / std::max(1U, in->minibatch);
+    in->minibatch = 1;
+  });
+  try_without("ssd.shards", [](MemoryPlanInput* in) {
+    in->further_buffer_bytes = in->further_buffer_bytes / in->stores * in->tables;
+    in->stores = in->tables;
+  });
+  try_without("table.admit_filter", [](MemoryPlanInput* in) { in->filter_bytes = 0; });
+  try_without("network.hidden", [](MemoryPlanInput* in) {
+    // Parameters and what is kept beside them; a copy for a checkpoint comes to it.
+    in->resident_bytes -= std::min(in->resident_bytes, in->dense_state_bytes);
+    in->dense_state_bytes = 0;
+  });
+  std::sort(found.begin(), found.end());
+  std::string text;
+  for (const auto& [least, setting] : found) {
+    text += fmt::format("{}{}", text.empty() ? ", or lower " : " or ", setting);
+  }
+  return text;
+}
+
 // Nothing without filters.
 std::string FiltersText(const MemoryPlan& plan, std::string_view before) {
   return plan.filter_bytes == 0 ? "" : std::string(before) + FormatBytes(plan.filter_bytes);
@@ -335,8 +374,7 @@ Result<MemoryPlan> PlanMemory(const MemoryPlanInput& input) {
             : "",
         FormatBytes(least.io_bytes + least.slack_bytes + least.transient_bytes +
                     BatchesBytes(input, input.minibatch)),
-        FiltersText(least, ", admission filters "),
-        input.minibatch > 1 ? ", or lower training.minibatch" : ""));
+        FiltersText(least, ", admission filters "), SettingsToLower(input)));
   }
   std::uint64_t rest = input.budget_bytes - fixed;
   if (input.validates) {

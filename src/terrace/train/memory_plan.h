@@ -44,6 +44,7 @@ struct MemoryPlanInput {
   bool validates = false;
   // Of a validation: what it copies of rows, and its source, as source_bytes.
   std::uint64_t validation_rows_bytes = 0, validation_source_bytes = 0;
+  bool of_a_run = false;  // That is read: of its job's settings only the budget may be another.
   bool looks_ahead = false;
   std::uint64_t row_bytes = 0;  // In a cache, all that belongs to it: the mean over the slots.
 };

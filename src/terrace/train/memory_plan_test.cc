@@ -82,6 +82,40 @@ TEST(MemoryPlan, TheLeastThatWouldDoDoes) {
   }
 }
 
+TEST(MemoryPlan, NamesTheSettingsThatTakeMost) {
+  MemoryPlanInput input;
+  input.resident_bytes = 60 * kMiB;
+  input.slots = 26;
+  input.minibatch = 1;
+  input.batch = 4096;
+  input.least_cache_bytes = 8 * kMiB;
+  const auto advice = [](const MemoryPlanInput& job) {
+    const std::string message = PlanMemory(job).status().message();
+    const std::size_t raise = message.find("Raise memory.budget");
+    return raise == std::string::npos ? message : message.substr(raise);
+  };
+  EXPECT_EQ(advice(input), "Raise memory.budget.");
+  MemoryPlanInput job = input;
+  job.filter_bytes = 50 * kMiB;
+  job.minibatch = 4096;
+  job.least_cache_bytes += 400 * kMiB;
+  EXPECT_EQ(advice(job), "Raise memory.budget, or lower training.minibatch.");
+  job.filter_bytes = 200 * kMiB;
+  EXPECT_EQ(advice(job), "Raise memory.budget, or lower training.minibatch or table.admit_filter.");
+  job.filter_bytes = 1000 * kMiB;
+  EXPECT_EQ(advice(job), "Raise memory.budget, or lower table.admit_filter or training.minibatch.");
+  job.of_a_run = true;
+  EXPECT_EQ(advice(job), "Raise memory.budget.");
+  job = input;
+  job.stores = 256;
+  job.least_io_buffer_bytes = kMiB;
+  EXPECT_EQ(advice(job), "Raise memory.budget, or lower ssd.shards.");
+  job = input;
+  job.dense_state_bytes = 100 * kMiB;
+  job.resident_bytes += job.dense_state_bytes;
+  EXPECT_EQ(advice(job), "Raise memory.budget, or lower network.hidden.");
+}
+
 TEST(MemoryPlan, TheBudgetForSoManyRowsHasRoomForThemAndLittleMore) {
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -244,15 +245,16 @@ Status RunFolderImpl::RefuseLostCheckpoints() {
       At("checkpoints")));
 }
 
-Result<std::uint64_t> RunFolderImpl::FindLostCheckpoint() {
+Result<std::optional<std::uint64_t>> RunFolderImpl::FindLostCheckpoint() {
+  std::optional<std::uint64_t> lost;
   const Result<std::string> json = ReadFileToString(fs_, At("summary.json"));
-  if (!json.ok()) return std::uint64_t{0};
+  if (!json.ok()) return lost;
   const Result<RunSummary> summary = SummaryFromJson(*json);
-  if (!summary.ok()) return std::uint64_t{0};
+  if (!summary.ok()) return lost;
   // After it: beside a trainer, the checkpoint that a summary tells of is there first.
   TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> files, ListCheckpointFiles());
-  const std::uint64_t newest = files.empty() ? 0 : files.back();
-  return newest < summary->checkpoint ? summary->checkpoint : 0;
+  if (files.empty() || files.back() < summary->checkpoint) lost = summary->checkpoint;
+  return lost;
 }
 
 Status RunFolderImpl::CheckSsdPaths() {

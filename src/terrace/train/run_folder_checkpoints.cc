@@ -280,12 +280,12 @@ Status RunFolderImpl::RemoveStrays() {
 }
 
 Status WarnOfLostCheckpoint(RunFolder* run) {
-  TERRACE_ASSIGN_OR_RETURN(const std::uint64_t lost, run->FindLostCheckpoint());
-  if (lost == 0) return OkStatus();
+  TERRACE_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> lost, run->FindLostCheckpoint());
+  if (!lost) return OkStatus();
   LogText(LogLevel::kWarning,
           fmt::format("summary.json of '{}' tells of checkpoint {}, which is not there: an older "
                       "one is used",
-                      run->path(), lost));
+                      run->path(), *lost));
   return OkStatus();
 }
 

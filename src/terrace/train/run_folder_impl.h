@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -46,7 +47,7 @@ class RunFolderImpl final : public RunFolder {
   Result<std::vector<std::uint64_t>> ListCheckpoints() override;
   Result<std::vector<std::uint64_t>> ListCheckpointFiles() override;
   Status RefuseLostCheckpoints() override;
-  Result<std::uint64_t> FindLostCheckpoint() override;
+  Result<std::optional<std::uint64_t>> FindLostCheckpoint() override;
   Result<Checkpoint> ReadCheckpoint(std::uint64_t id) override;
   Result<DenseState> ReadDense(const Checkpoint& checkpoint) override;
   Result<FileDigest> WriteDense(std::uint64_t id, const DenseState& state) override;

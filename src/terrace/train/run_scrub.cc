@@ -1,5 +1,6 @@
 #include "terrace/train/run_scrub.h"
 
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -200,10 +201,10 @@ Status RunScrubber::ScrubReports() {
     // One of a newer version too, which a flipped bit makes of ours: it is made anew.
     const Status read = SummaryFromJson(*json).status();
     if (!read.ok()) scrub_.summary.push_back({summary, 0, read.WithContext(summary).message()});
-    TERRACE_ASSIGN_OR_RETURN(const std::uint64_t lost, run_->FindLostCheckpoint());
-    if (lost > 0) {
+    TERRACE_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> lost, run_->FindLostCheckpoint());
+    if (lost) {
       scrub_.summary.push_back(
-          {summary, 0, fmt::format("tells of checkpoint {}, which is not there", lost)});
+          {summary, 0, fmt::format("tells of checkpoint {}, which is not there", *lost)});
     }
   } else if (json.status().code() != StatusCode::kNotFound) {  // Before the end there is none.
     Note(summary, json.status(), &scrub_.summary);

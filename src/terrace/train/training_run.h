@@ -70,6 +70,7 @@ class TrainingRun {
   // Of a new run.
   Status CheckQuota() const;
   std::uint64_t LeastQuotaBytes() const;
+  std::uint64_t LeastRowsQuotaBytes() const;  // Of it, for rows.
   // That the system lets this process have open.
   std::uint64_t OtherOpenFiles() const;  // At most.
   std::uint64_t MostParameterFiles() const;

@@ -416,21 +416,29 @@ Status TrainingRun::CheckOpenFiles() const {
 }
 
 std::uint64_t TrainingRun::LeastQuotaBytes() const {
+  return LeastRowsQuotaBytes() + 2 * job_.ssd.file_bytes + 3 * MostDenseFileBytes() +
+         3 * FilterFilesBytes() + 3 * MostCheckpointFileBytes() + SmallFilesBytes();
+}
+
+std::uint64_t TrainingRun::LeastRowsQuotaBytes() const {
   // Whatever parts a cache has on this machine: they hold no more rows.
   Job job = job_;
   job.pipeline.pulling = 1;
-  return 2 * job_.ssd.file_bytes + 3 * MostDenseFileBytes() + 3 * FilterFilesBytes() +
-         3 * MostCheckpointFileBytes() + SmallFilesBytes() +
-         4 * std::max(LeastCacheBytes(job, *plan_), MinibatchWriteBytes(job, *plan_));
+  return 4 * std::max(LeastCacheBytes(job, *plan_), MinibatchWriteBytes(job, *plan_));
 }
 
 Status TrainingRun::CheckQuota() const {
   const std::uint64_t least = LeastQuotaBytes();
   if (job_.ssd.quota_bytes >= least) return OkStatus();
-  return InvalidArgumentError(
-      fmt::format("ssd.quota of {} is too small: a checkpoint, the rows of a mini-batch and "
-                  "one compaction need at least {}",
-                  FormatBytes(job_.ssd.quota_bytes), WholeMiB(least)));
+  return InvalidArgumentError(fmt::format(
+      "ssd.quota of {} is too small: a checkpoint, the rows of a mini-batch and "
+      "one compaction need at least {} (two files of ssd.file_size {}, rows {}, network "
+      "{}{})",
+      FormatBytes(job_.ssd.quota_bytes), WholeMiB(least), FormatBytes(2 * job_.ssd.file_bytes),
+      FormatBytes(LeastRowsQuotaBytes()), FormatBytes(3 * MostDenseFileBytes()),
+      FilterFilesBytes() == 0
+          ? ""
+          : fmt::format(", table.admit_filter {}", FormatBytes(3 * FilterFilesBytes()))));
 }
 
 void TrainingRun::WarnOfFullDisks() {
