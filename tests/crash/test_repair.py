@@ -511,7 +511,9 @@ def test_a_newest_checkpoint_that_was_taken_away(terrace, job, workspace, log, e
     assert_names(findings(run), run.path / "summary.json")
     resumed = harness.Run(terrace, workspace, job, "resumed")
     harness.copy_run(run.path, resumed.path)
-    assert told in resumed.train("--resume").expect(0).output
+    first = resumed.train("--resume", "--test-kill-at", "checkpoint.before_publish").expect(-signal.SIGKILL).output
+    assert told in first and findings(resumed) == [], "it makes that checkpoint anew"
+    assert told not in resumed.train("--resume").expect(0).output
     assert findings(resumed) == []
     repair(run)
     assert not (run.path / "summary.json").exists() and findings(run) == []

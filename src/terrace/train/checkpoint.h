@@ -111,6 +111,9 @@ class RunFolder {
   // The checkpoint that summary.json tells of, where neither its file nor a newer one is there, for
   // somebody has taken it away.
   virtual Result<std::optional<std::uint64_t>> FindLostCheckpoint() = 0;
+  // Before the run goes on from checkpoint `id`: removes a summary.json of a later one, which this
+  // run makes anew. Until then nothing is to tell of it.
+  virtual Status RemoveSummaryBeyond(std::uint64_t id) = 0;
   virtual Result<Checkpoint> ReadCheckpoint(std::uint64_t id) = 0;
   virtual Result<DenseState> ReadDense(const Checkpoint& checkpoint) = 0;
   // Writes dense/dense-<id>, durable; the digest goes into Checkpoint::dense.

@@ -245,16 +245,24 @@ Status RunFolderImpl::RefuseLostCheckpoints() {
       At("checkpoints")));
 }
 
-Result<std::optional<std::uint64_t>> RunFolderImpl::FindLostCheckpoint() {
-  std::optional<std::uint64_t> lost;
+std::optional<std::uint64_t> RunFolderImpl::CheckpointOfSummary() {
   const Result<std::string> json = ReadFileToString(fs_, At("summary.json"));
-  if (!json.ok()) return lost;
+  if (!json.ok()) return std::nullopt;
   const Result<RunSummary> summary = SummaryFromJson(*json);
-  if (!summary.ok()) return lost;
+  return summary.ok() ? std::optional(summary->checkpoint) : std::nullopt;
+}
+
+Result<std::optional<std::uint64_t>> RunFolderImpl::FindLostCheckpoint() {
+  const std::optional<std::uint64_t> told = CheckpointOfSummary();
   // After it: beside a trainer, the checkpoint that a summary tells of is there first.
   TERRACE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> files, ListCheckpointFiles());
-  if (files.empty() || files.back() < summary->checkpoint) lost = summary->checkpoint;
-  return lost;
+  const bool lost = told && (files.empty() || files.back() < *told);
+  return lost ? told : std::nullopt;
+}
+
+Status RunFolderImpl::RemoveSummaryBeyond(std::uint64_t id) {
+  const std::optional<std::uint64_t> told = CheckpointOfSummary();
+  return told && *told > id ? RemoveFile(At("summary.json")) : OkStatus();
 }
 
 Status RunFolderImpl::CheckSsdPaths() {

@@ -48,6 +48,7 @@ class RunFolderImpl final : public RunFolder {
   Result<std::vector<std::uint64_t>> ListCheckpointFiles() override;
   Status RefuseLostCheckpoints() override;
   Result<std::optional<std::uint64_t>> FindLostCheckpoint() override;
+  Status RemoveSummaryBeyond(std::uint64_t id) override;
   Result<Checkpoint> ReadCheckpoint(std::uint64_t id) override;
   Result<DenseState> ReadDense(const Checkpoint& checkpoint) override;
   Result<FileDigest> WriteDense(std::uint64_t id, const DenseState& state) override;
@@ -77,6 +78,8 @@ class RunFolderImpl final : public RunFolder {
   Result<bool> Exists(const std::string& path) const;
   // NotFound is fine.
   Status RemoveFile(const std::string& path);
+  // Nothing where it is not whole, or not there.
+  std::optional<std::uint64_t> CheckpointOfSummary();
   // Nothing where the folder is not there.
   Result<std::vector<FileInfo>> ListOrNone(const std::string& folder);
   // Those of one checkpoint.

@@ -351,6 +351,7 @@ Status TrainingRun::OpenRun(RunMode mode) {
   TERRACE_RETURN_IF_ERROR(CompareIdentity(
       newest.identity, IdentifyingSettings(job_, *plan_, *source_), job_.resume.accept));
   TERRACE_RETURN_IF_ERROR(WarnOfLostCheckpoint(run_.get()));
+  TERRACE_RETURN_IF_ERROR(run_->RemoveSummaryBeyond(newest.id));
   TERRACE_RETURN_IF_ERROR(run_->RemoveStrays());
   TERRACE_RETURN_IF_ERROR(ReserveKept(kept));
   TERRACE_ASSIGN_OR_RETURN(stores_, RunStores::Open(fs_, clock_, quota_.get(), run_.get(), job_,
