@@ -45,7 +45,7 @@ Result<std::unique_ptr<RowCache>> PartedRowCache::Make(const RowCacheOptions& op
   for (std::uint32_t first = 0; first < shards; first += count) {
     const auto of_it = stores.subspan(first, count);
     TERRACE_ASSIGN_OR_RETURN(
-        std::unique_ptr<RowCache> part,
+        std::unique_ptr<RowCacheImpl> part,
         RowCacheImpl::Make(of_part, {of_it.begin(), of_it.end()}, {first, count, shards}));
     cache->parts_.push_back(std::move(part));
   }
@@ -121,9 +121,8 @@ Result<PinnedRows> PartedRowCache::StartPin(std::span<const Key> keys) {
     const std::span<const std::uint32_t> origin = SortShard({part_of, keys.size()}, p, &order);
     const std::span<Key> its_keys(sorted + (origin.data() - order.origin.data()), origin.size());
     for (std::size_t i = 0; i < origin.size(); ++i) its_keys[i] = keys[origin[i]];
-    TERRACE_ASSIGN_OR_RETURN(parts.pins[p], parts_[p]->StartPin(its_keys));
-    const std::span<std::byte* const> rows = parts.pins[p].rows();
-    for (std::size_t i = 0; i < origin.size(); ++i) pinned.rows_[origin[i]] = rows[i];
+    TERRACE_ASSIGN_OR_RETURN(parts.pins[p],
+                             parts_[p]->StartPinOfPart(its_keys, origin, pinned.rows_.data()));
     return OkStatus();
   });
   if (!status.ok()) {

@@ -26,6 +26,8 @@ struct PinnedParts {
   std::vector<PinnedRows> pins;  // (parts)
 };
 
+class RowCacheImpl;
+
 class PartedRowCache final : public RowCache {
  public:
   // In how many parts a cache of these options is made.
@@ -72,7 +74,7 @@ class PartedRowCache final : public RowCache {
                      const std::function<Status(std::size_t part)>& call) const;
 
   const std::uint32_t part_count_;
-  std::vector<std::unique_ptr<RowCache>> parts_;
+  std::vector<std::unique_ptr<RowCacheImpl>> parts_;
   Mutex pin_mu_;  // One pin at a time.
   // Of the pin: each key's part, and the keys by part.
   RawVector<std::uint8_t> part_of_ TERRACE_GUARDED_BY(pin_mu_);

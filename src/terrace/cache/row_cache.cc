@@ -145,12 +145,14 @@ Result<std::unique_ptr<RowCache>> RowCache::Create(const RowCacheOptions& option
   const std::uint32_t parts = PartedRowCache::PartsFor(options, stores.size());
   if (parts > 1) return PartedRowCache::Make(options, stores, parts);
   const ShardRange shards = ShardRange::All(stores.size());
-  return RowCacheImpl::Make(options, std::move(stores), shards);
+  TERRACE_ASSIGN_OR_RETURN(std::unique_ptr<RowCache> cache,
+                           RowCacheImpl::Make(options, std::move(stores), shards));
+  return cache;
 }
 
-Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& options,
-                                                     std::vector<Store*> stores,
-                                                     const ShardRange& shards) {
+Result<std::unique_ptr<RowCacheImpl>> RowCacheImpl::Make(const RowCacheOptions& options,
+                                                         std::vector<Store*> stores,
+                                                         const ShardRange& shards) {
   if (options.row_bytes == 0 || options.row_bytes > (std::uint32_t{1} << 30)) {
     return InvalidArgumentError("a row of " + std::to_string(options.row_bytes) +
                                 " bytes: a cache holds rows of 1 byte to 1 GiB");
@@ -197,7 +199,7 @@ Result<std::unique_ptr<RowCache>> RowCacheImpl::Make(const RowCacheOptions& opti
                                  [self, reader] { self->LoaderLoop(reader); });
     }
   }
-  return std::unique_ptr<RowCache>(std::move(cache));
+  return cache;
 }
 
 RowCacheImpl::RowCacheImpl(const RowCacheOptions& options, std::vector<Store*> stores,
@@ -251,6 +253,19 @@ void RowCacheImpl::Lookup(std::span<const Key> keys, EntryId* entries) const {
 }
 
 Result<PinnedRows> RowCacheImpl::StartPin(std::span<const Key> keys) {
+  return StartPinAt(keys, nullptr);
+}
+
+Result<PinnedRows> RowCacheImpl::StartPinOfPart(std::span<const Key> keys,
+                                                std::span<const std::uint32_t> places,
+                                                std::byte** rows) {
+  TERRACE_CHECK(places.size() == keys.size());
+  const RowPlaces at = {rows, places.data()};
+  return StartPinAt(keys, &at);
+}
+
+// places: null for the handle's own list.
+Result<PinnedRows> RowCacheImpl::StartPinAt(std::span<const Key> keys, const RowPlaces* places) {
   MutexLock one_pin(&pin_mu_);
   PinnedRows pinned;
   Missing& missing = missing_;
@@ -263,11 +278,12 @@ Result<PinnedRows> RowCacheImpl::StartPin(std::span<const Key> keys) {
   // Faster than rows come, and less than the work of the Pin itself; it frees entries for it.
   SweepExpired(std::max(kSweepSlots, 4 * keys.size()));
   pinned.entries_.assign(keys.size(), kNoEntry);
-  pinned.rows_.resize(keys.size());
+  if (places == nullptr) pinned.rows_.resize(keys.size());
+  const RowPlaces at = places != nullptr ? *places : RowPlaces{pinned.rows_.data(), nullptr};
   TERRACE_RETURN_IF_ERROR(Reserve(keys));
   const std::uint64_t failed_before = failed_loads_;
-  PinPresent(keys, &pinned, &missing);
-  Status allocated = AllocateMissing(&pinned, &missing);
+  PinPresent(keys, at, &pinned, &missing);
+  Status allocated = AllocateMissing(at, &pinned, &missing);
   // While that waited for room; it may have been to bring rows that are pinned here.
   if (allocated.ok() && failed_loads_ != failed_before) allocated = load_failure_;
   if (!allocated.ok()) {
@@ -326,7 +342,8 @@ std::uint64_t RowCacheImpl::CountNotHeld(std::span<const Key> keys) const {
   return count;
 }
 
-void RowCacheImpl::PinPresent(std::span<const Key> keys, PinnedRows* pinned, Missing* missing) {
+void RowCacheImpl::PinPresent(std::span<const Key> keys, const RowPlaces& places,
+                              PinnedRows* pinned, Missing* missing) {
   std::array<EntryId, kGroup> present;
   for (std::size_t begin = 0; begin < keys.size(); begin += kGroup) {
     const auto group = keys.subspan(begin, std::min(kGroup, keys.size() - begin));
@@ -339,7 +356,7 @@ void RowCacheImpl::PinPresent(std::span<const Key> keys, PinnedRows* pinned, Mis
         continue;
       }
       present[count++] = entries[i];
-      pinned->rows_[begin + i] = arena_.row(entries[i]);
+      places.Put(begin + i, arena_.row(entries[i]));
     }
     policy_->Visit({present.data(), count});
     for (std::size_t i = 0; i < count; ++i) {
@@ -354,7 +371,8 @@ void RowCacheImpl::PinPresent(std::span<const Key> keys, PinnedRows* pinned, Mis
   missing->found.assign(missing->index.size(), 0);
 }
 
-Status RowCacheImpl::AllocateMissing(PinnedRows* pinned, Missing* missing) {
+Status RowCacheImpl::AllocateMissing(const RowPlaces& places, PinnedRows* pinned,
+                                     Missing* missing) {
   std::array<EntryId, kVictims> freed;
   const std::size_t wanted = missing->keys.size();
   missing->rows.reserve(wanted);
@@ -362,7 +380,7 @@ Status RowCacheImpl::AllocateMissing(PinnedRows* pinned, Missing* missing) {
     const std::size_t number = missing->rows.size();
     arena_.entry(id).key = missing->keys[number];
     pinned->entries_[missing->index[number]] = id;
-    pinned->rows_[missing->index[number]] = arena_.row(id);
+    places.Put(missing->index[number], arena_.row(id));
     missing->rows.push_back(arena_.row(id));
   };
   bool evicted = false;

@@ -100,7 +100,7 @@ class PinnedRows {
   // Blocks: until the rows' bytes are there; they may be read and trained after it succeeded. On
   // error the handle is good for nothing but its release.
   Status Wait();
-  std::size_t size() const { return rows_.size(); }
+  std::size_t size() const { return parts_ == nullptr ? entries_.size() : rows_.size(); }
   std::byte* row(std::size_t w) const { return rows_[w]; }
   std::span<std::byte* const> rows() const { return rows_; }
   // Working-set rows [begin, end) were trained. May be called for the same rows again.
@@ -111,7 +111,7 @@ class PinnedRows {
   friend class RowCacheImpl;
   friend class PartedRowCache;
   RowCache* cache_ = nullptr;
-  std::vector<std::byte*> rows_;        // (keys of the Pin)
+  std::vector<std::byte*> rows_;        // (keys of the Pin) Of a part's pin: none.
   std::vector<std::uint32_t> entries_;  // (keys of the Pin) places in the cache's metadata
   std::shared_ptr<RowLoad> load_;       // What brings rows that were not there; null: all were.
   std::shared_ptr<PinnedParts> parts_;  // Of a cache in parts, which has the two above; else null.

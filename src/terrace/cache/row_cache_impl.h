@@ -54,13 +54,17 @@ struct DirtyWalk {
 class RowCacheImpl final : public RowCache, public RowHolder {
  public:
   // shards: those that the stores are.
-  static Result<std::unique_ptr<RowCache>> Make(const RowCacheOptions& options,
-                                                std::vector<Store*> stores,
-                                                const ShardRange& shards);
+  static Result<std::unique_ptr<RowCacheImpl>> Make(const RowCacheOptions& options,
+                                                    std::vector<Store*> stores,
+                                                    const ShardRange& shards);
   ~RowCacheImpl() override;
 
   std::size_t MaxPinnedRows() const override;
   Result<PinnedRows> StartPin(std::span<const Key> keys) override;
+  // The same, but what the handle's rows() would tell is written to `rows`: the row of keys[i] to
+  // rows[places[i]].
+  Result<PinnedRows> StartPinOfPart(std::span<const Key> keys,
+                                    std::span<const std::uint32_t> places, std::byte** rows);
   Status Peek(std::span<const Key> keys, std::span<std::byte* const> rows,
               std::span<std::uint8_t> found) override;
   Status FlushDirty() override;
@@ -96,6 +100,15 @@ class RowCacheImpl final : public RowCache, public RowHolder {
       keys.clear();
       rows.clear();
       found.clear();
+    }
+  };
+  // Where a Pin writes where its rows are.
+  struct RowPlaces {
+    std::byte** rows;
+    const std::uint32_t* places;  // (keys) Null: in the order of the keys.
+
+    void Put(std::size_t key, std::byte* row) const {
+      rows[places == nullptr ? key : places[key]] = row;
     }
   };
   // Reads of the stores, one at a time.
@@ -135,10 +148,12 @@ class RowCacheImpl final : public RowCache, public RowHolder {
   void Lookup(std::span<const Key> keys, EntryId* entries) const TERRACE_REQUIRES(mu_);
   Status Reserve(std::span<const Key> keys) TERRACE_REQUIRES(mu_);
   std::uint64_t CountNotHeld(std::span<const Key> keys) const TERRACE_REQUIRES(mu_);
-  void PinPresent(std::span<const Key> keys, PinnedRows* pinned, Missing* missing)
-      TERRACE_REQUIRES(mu_);
+  Result<PinnedRows> StartPinAt(std::span<const Key> keys, const RowPlaces* places);
+  void PinPresent(std::span<const Key> keys, const RowPlaces& places, PinnedRows* pinned,
+                  Missing* missing) TERRACE_REQUIRES(mu_);
   // Takes an entry for each missing row, evicting others. May release mu_ meanwhile.
-  Status AllocateMissing(PinnedRows* pinned, Missing* missing) TERRACE_REQUIRES(mu_);
+  Status AllocateMissing(const RowPlaces& places, PinnedRows* pinned, Missing* missing)
+      TERRACE_REQUIRES(mu_);
   Status AddChunk() TERRACE_REQUIRES(mu_);
   // Lets chunks be made ahead, within the capacity.
   void LimitSupply() TERRACE_REQUIRES(mu_);

@@ -66,7 +66,7 @@ std::uint64_t ReadPlanBytes(const MemoryPlanInput& input, std::uint32_t batch) {
 
 // Of an occurrence of a key in a set whose caches have parts: each part's own lists of the set's
 // rows, which three fifths of the occurrences are in a set that takes all that it may.
-constexpr std::uint64_t kPartsBytes = 12, kMostPartsBytes = 20;
+constexpr std::uint64_t kPartsBytes = 8, kMostPartsBytes = 12;
 
 std::uint64_t PartsBytes(const MemoryPlanInput& input, std::uint32_t batch) {
   if (input.cache_parts == 1) return 0;
