@@ -637,7 +637,7 @@ def test_memory_of_evaluate_and_predict(terrace, workspace, log):
     assert scored[0].stdout == scored[1].stdout
     assert run_binary(terrace, "inspect", run.path, "--dense").returncode == 0
     for command in (("evaluate",), ("predict", "--output", workspace / "p.txt")):
-        for memory, words in (("20MiB", "--memory lets this command use more"), ("much", "--memory 'much' is no size")):
+        for memory, words in (("20MiB", "--memory lets this command use more"), ("0", "needs at least"), ("much", "--memory 'much' is no size")):
             result = run_binary(terrace, *command, run.path, "--data", log, "--memory", memory)
             assert result.returncode == 2 and words in result.stderr, result.stderr
     assert not (workspace / "p.txt").exists()

@@ -138,8 +138,8 @@ Result<std::unique_ptr<LoadedRun>> LoadedRun::Load(FileSystem* fs, const std::st
                            RunFolder::Open(fs, path, RunFolder::Mode::kRead, nullptr));
   TERRACE_RETURN_IF_ERROR(loaded->OpenNewestCheckpoint());
   std::uint64_t& budget = loaded->job_.memory.budget_bytes;
-  // More than any job may say is as good as that.
-  budget = std::min(options.memory_bytes.value_or(budget), kMostBudgetBytes);
+  // More, or less, than any job may say is as that.
+  budget = std::clamp(options.memory_bytes.value_or(budget), kLeastBudgetBytes, kMostBudgetBytes);
   DataOptions data = loaded->job_.train_data;
   if (data.format == "synthetic") data.format = "criteo";  // The generator's text is Criteo's.
   data.files = files;

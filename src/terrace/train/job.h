@@ -57,8 +57,9 @@ struct SlotJob {
   Pooling pooling = Pooling::kSum;
 };
 
-// Of memory.budget: more than any machine has; a chunk of so large a cache still has fewer than
-// 2^31 rows.
+// Of memory.budget. The most is more than any machine has; a chunk of so large a cache still has
+// fewer than 2^31 rows.
+inline constexpr std::uint64_t kLeastBudgetBytes = std::uint64_t{1} << 20;
 inline constexpr std::uint64_t kMostBudgetBytes = std::uint64_t{64} << 40;
 
 struct Job {

@@ -537,7 +537,7 @@ void AddTraining(Builder* b) {
   b->Bytes(
       "memory.budget",
       [](Job & job, const std::string&) -> auto& { return job.memory.budget_bytes; },
-      std::uint64_t{1} << 20, kMostBudgetBytes,
+      kLeastBudgetBytes, kMostBudgetBytes,
       "Of the whole process. The least that is accepted has room for the index of 250,000 rows; "
       "a run that outgrows its budget stops after a checkpoint and goes on with a larger one.");
 }
