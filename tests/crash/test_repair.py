@@ -511,6 +511,8 @@ def test_a_newest_checkpoint_that_was_taken_away(terrace, job, workspace, log, e
     assert_names(findings(run), run.path / "summary.json")
     resumed = harness.Run(terrace, workspace, job, "resumed")
     harness.copy_run(run.path, resumed.path)
+    refused = resumed.train("--resume", "--set", "ssd.quota=1MiB").expect(2).output
+    assert "ssd.quota of 1.00 MiB is too small" in refused and (resumed.path / "summary.json").exists()
     first = resumed.train("--resume", "--test-kill-at", "checkpoint.before_publish").expect(-signal.SIGKILL).output
     assert told in first and findings(resumed) == [], "it makes that checkpoint anew"
     assert told not in resumed.train("--resume").expect(0).output

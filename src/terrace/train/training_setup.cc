@@ -351,7 +351,6 @@ Status TrainingRun::OpenRun(RunMode mode) {
   TERRACE_RETURN_IF_ERROR(CompareIdentity(
       newest.identity, IdentifyingSettings(job_, *plan_, *source_), job_.resume.accept));
   TERRACE_RETURN_IF_ERROR(WarnOfLostCheckpoint(run_.get()));
-  TERRACE_RETURN_IF_ERROR(run_->RemoveSummaryBeyond(newest.id));
   TERRACE_RETURN_IF_ERROR(run_->RemoveStrays());
   TERRACE_RETURN_IF_ERROR(ReserveKept(kept));
   TERRACE_ASSIGN_OR_RETURN(stores_, RunStores::Open(fs_, clock_, quota_.get(), run_.get(), job_,
@@ -359,7 +358,9 @@ Status TrainingRun::OpenRun(RunMode mode) {
   TERRACE_ASSIGN_OR_RETURN(metrics_file_,
                            MetricsFile::Open(fs_, quota_.get(), metrics_path, newest.metrics_bytes,
                                              newest.metrics_checksum));
-  return Restore(newest);
+  TERRACE_RETURN_IF_ERROR(Restore(newest));
+  // Last: a resume that is refused leaves what tells of a checkpoint that was taken away.
+  return run_->RemoveSummaryBeyond(newest.id);
 }
 
 Status TrainingRun::ReserveKept(std::span<const Checkpoint> kept) {
