@@ -1,5 +1,6 @@
 """A damaged run: --verify names all that is wrong, --repair says what it costs, asks, and leaves a run that goes on."""
 import bisect
+import errno
 import fcntl
 import json
 import os
@@ -293,6 +294,23 @@ def test_whole_records_in_a_damaged_file(run, log, expected, section):
     assert_same_as_undisturbed(run, log, expected)
 
 
+def on_a_terminal(run, *arguments):
+    """What `inspect` writes to one as its results."""
+    parent, child = pty.openpty()
+    process = subprocess.Popen([str(run.terrace.binary), "inspect", str(run.path), *map(str, arguments)],
+                               stdin=subprocess.DEVNULL, stdout=child, stderr=subprocess.DEVNULL)
+    os.close(child)
+    said = b""
+    try:
+        while some := os.read(parent, 1 << 16):
+            said += some
+    except OSError as error:  # As Linux tells the end.
+        assert error.errno == errno.EIO
+    os.close(parent)
+    assert process.wait(harness.PATIENCE_SECONDS) == 1
+    return said.decode()
+
+
 @pytest.mark.parametrize("how", ["both", "cut", "gone"])
 def test_rows_whose_keys_nothing_tells(run, log, expected, how):
     """What may be older than a nameless lost record is dropped by name too: no older row comes back."""
@@ -325,7 +343,13 @@ def test_rows_whose_keys_nothing_tells(run, log, expected, how):
             places = {file.listed_at[row] for row in lost}
             at = bisect.bisect_left(hashes, run_files.mix_key(key))
             assert any(abs(at - place) <= 2 for place in places)
-    repair(run, *stay)
+    said = on_a_terminal(run, "--repair", *stay)
+    outdated = len(store["outdated_keys"])
+    assert sum(line.count("0x") for line in said.splitlines() if line.startswith("      0x")) == min(outdated, 100)
+    assert (f"and {outdated - 100:,} more, which are named" in said) == (outdated > 100)
+    assert outdated > 100 or how == "both"
+    said = repair(run, *stay)
+    assert all(hex(key) in said for key in store["outdated_keys"])
     for keys in (sorted(gone)[i:i + 40] for i in range(0, len(gone), 40)):
         assert held_keys(run, keys) == {}, "an older record came back"
     assert_goes_on(run, log)

@@ -54,6 +54,7 @@ void FutureKeys::BeginStretch(std::uint64_t tick) {
   if (stretch.keys > 0) {
     for (std::uint64_t i = 0; i < line_count_; ++i) {
       for (std::uint64_t& word : lines_[i][next].marks) Store(word, 0);
+      for (std::uint64_t& word : lines_[i][next].times) Store(word, 0);
     }
   }
   // As long as the last one, and a little longer.
@@ -74,8 +75,11 @@ std::uint64_t FutureKeys::TimeOf(std::uint64_t tick) {
   const std::uint64_t since = tick - stretch.start.load(std::memory_order_relaxed);
   for (; since / unit >= kTimes; unit *= 2) {
     for (std::uint64_t i = 0; i < line_count_; ++i) {
-      constexpr std::uint64_t kHalves = 0x7777'7777'7777'7777;
-      for (std::uint64_t& word : lines_[i][newest].times) Store(word, Load(word) >> 1 & kHalves);
+      constexpr std::uint64_t kHalves = 0x7777'7777'7777'7777, kTimesOfLast = 0xffff'ffff;
+      std::uint64_t& first = lines_[i][newest].times[0];
+      std::uint64_t& last = lines_[i][newest].times[1];
+      Store(first, Load(first) >> 1 & kHalves);
+      Store(last, (Load(last) & ~kTimesOfLast) | (Load(last) >> 1 & kHalves & kTimesOfLast));
     }
     stretch.unit.store(2 * unit, std::memory_order_relaxed);
   }
@@ -123,6 +127,16 @@ void FutureKeys::Add(std::span<const Key> keys, std::uint64_t example) {
   }
 }
 
+FutureKeys::Spot FutureKeys::FindRoom(Lines* lines, std::uint32_t stretch,
+                                      std::uint64_t passed_bits) {
+  for (int hops = 0;; ++hops, lines = NextOf(lines)) {
+    Line& line = (*lines)[stretch];
+    const std::uint32_t ways = FindWays(line, 0);
+    if (ways != 0 || hops == kMostHops) return {&line, ways};
+    Store(line.times[1], Load(line.times[1]) | passed_bits);
+  }
+}
+
 void FutureKeys::AddToLines(std::span<const std::uint64_t> hashes, std::uint64_t time) {
   constexpr std::size_t kAhead = 24;
   const std::uint32_t newest = newest_.load(std::memory_order_relaxed);
@@ -132,15 +146,16 @@ void FutureKeys::AddToLines(std::span<const std::uint64_t> hashes, std::uint64_t
   for (std::size_t i = 0; i < std::min(kAhead, hashes.size()); ++i) prefetch(i);
   for (std::size_t i = 0; i < hashes.size(); ++i) {
     if (i + kAhead < hashes.size()) prefetch(i + kAhead);
-    Line& line = LinesOf(hashes[i])[newest];
-    const std::uint64_t mark = MarkOf(hashes[i]);
-    std::uint32_t ways = FindWays(line, mark);
-    if (ways == 0) {
-      ways = FindWays(line, 0);
-      if (ways == 0) continue;
+    const std::uint64_t mark = MarkOf(hashes[i]), passed_bits = PassedBits(mark);
+    Lines* const lines = &LinesOf(hashes[i]);
+    Spot spot = Find(lines, newest, mark, passed_bits);
+    if (spot.ways == 0) {
+      spot = FindRoom(lines, newest, passed_bits);
+      if (spot.ways == 0) continue;
       ++stretches_[newest].keys;
     }
-    const auto way = static_cast<std::uint32_t>(std::countr_zero(ways));
+    Line& line = *spot.line;
+    const auto way = static_cast<std::uint32_t>(std::countr_zero(spot.ways));
     // A reader that sees the mark without the time takes that of the key before.
     const auto put = [](std::uint64_t& word, std::uint64_t bits, std::uint64_t value,
                         std::uint32_t shift) {

@@ -7,7 +7,7 @@
 // lines of 24 keys: 16 bits of a key's hash, and in which sixteenth of the stretch it is asked for
 // last. So a key takes 2.7 bytes in each stretch that asks for it. A stretch is forgotten as a
 // whole, when all of it is past. A key that does not come may be taken for one that does (in 3 of
-// 10,000 look-ups for each full stretch), and one whose line is full is not known.
+// 10,000 look-ups for each full stretch). One whose line is full is in one of the next two lines.
 // Threads: Add, SetNow, CanAdd and coming one thread at a time; the others any, beside it.
 #pragma once
 
@@ -90,9 +90,19 @@ class FutureKeys {
   static constexpr std::uint64_t kTimes = 16;
   struct alignas(64) Line {
     std::array<std::uint64_t, kMarkWords> marks;
-    std::array<std::uint64_t, kTimeWords> times;
+    std::array<std::uint64_t, kTimeWords> times;  // And who went on (PassedBits).
   };
   static_assert(sizeof(Line) == 64);
+  // In the upper half of the last word of times: three bits of each key that found the line full
+  // and went on to the next, so that few others are sought there.
+  static std::uint64_t PassedBits(std::uint64_t mark) {
+    const auto bit = [mark](int from) { return std::uint64_t{1} << (mark >> from & 31); };
+    return (bit(0) | bit(5) | bit(10)) << 32;
+  }
+  static bool HasPassed(Line& line, std::uint64_t passed_bits) {
+    return (Load(line.times[1]) & passed_bits) == passed_bits;
+  }
+  static constexpr int kMostHops = 2;
   // The lines of all stretches for the same hashes, beside each other: a look-up reads one place.
   using Lines = std::array<Line, kStretches>;
   static std::uint64_t Load(std::uint64_t& word) {
@@ -118,6 +128,9 @@ class FutureKeys {
 
   FutureKeys(HugeBuffer memory, std::uint64_t lines);
   Lines& LinesOf(std::uint64_t hash) const { return lines_[RangeOfHash(hash, line_count_)]; }
+  Lines* NextOf(Lines* lines) const {
+    return lines + 1 == lines_ + line_count_ ? lines_ : lines + 1;
+  }
   // Of all bits, because high ones choose the line. Never 0.
   static std::uint64_t MarkOf(std::uint64_t hash) {
     const std::uint64_t mark = (hash * 0xd6e8feb86659fd93ULL) >> 48;
@@ -158,16 +171,28 @@ class FutureKeys {
       if (visit(number, stretch)) return;
     }
   }
+  struct Spot {
+    Line* line;
+    std::uint32_t ways;  // A bit for each that fits.
+  };
+  // Where a stretch has the key whose home is `lines`.
+  Spot Find(Lines* lines, std::uint32_t stretch, std::uint64_t mark,
+            std::uint64_t passed_bits) const {
+    for (int hops = 0;; ++hops, lines = NextOf(lines)) {
+      Line& line = (*lines)[stretch];
+      const std::uint32_t ways = FindWays(line, mark);
+      if (ways != 0 || hops == kMostHops || !HasPassed(line, passed_bits)) return {&line, ways};
+    }
+  }
   // The first known tick from `from` on that asks for the key, or kNoTick.
   std::uint64_t NextTick(std::uint64_t hash, std::uint64_t from) const {
-    Lines& lines = LinesOf(hash);
-    const std::uint64_t mark = MarkOf(hash);
+    Lines* const lines = &LinesOf(hash);
+    const std::uint64_t mark = MarkOf(hash), passed_bits = PassedBits(mark);
     std::uint64_t next = kNoTick;
     ForStretches(from, [&](std::uint32_t number, const Stretch& stretch) {
-      Line& line = lines[number];
-      const std::uint32_t found = FindWays(line, mark);
-      if (found == 0) return false;
-      const std::uint64_t time = TimeIn(line, std::countr_zero(found));
+      const Spot found = Find(lines, number, mark, passed_bits);
+      if (found.ways == 0) return false;
+      const std::uint64_t time = TimeIn(*found.line, std::countr_zero(found.ways));
       const std::uint64_t unit = stretch.unit.load(std::memory_order_relaxed);
       const std::uint64_t tick = stretch.start.load(std::memory_order_relaxed) + time * unit;
       if (tick + unit <= from) return false;
@@ -177,13 +202,15 @@ class FutureKeys {
     return next;
   }
 
-  // Of a stretch. Beyond seven eighths of the ways too many lines are full.
+  // Of a stretch. Beyond seven eighths of the ways too many keys go on, or find no room.
   std::uint64_t MostKeys() const { return line_count_ * (kWays * 7 / 8); }
   bool NextIsFree() const;
   // The next stretch begins, if it is free.
   void BeginStretch(std::uint64_t tick);
   // Makes the units of the newest stretch so long that the tick is in one of them.
   std::uint64_t TimeOf(std::uint64_t tick);
+  // Where a stretch has room for a key that it has not; those who find it full leave their bits.
+  Spot FindRoom(Lines* lines, std::uint32_t stretch, std::uint64_t passed_bits);
   void AddToLines(std::span<const std::uint64_t> hashes, std::uint64_t time);
 
   const HugeBuffer memory_;

@@ -2,10 +2,12 @@
 // and the repair.
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -70,22 +72,33 @@ Json PlanJson(const RepairPlan& plan) {
   return object;
 }
 
-std::string KeysText(const std::vector<Key>& keys) {
-  constexpr std::size_t kKeysALine = 5;
+// Lines of so many names each. A file of rows that are lost has hundreds of thousands, behind which
+// nobody would see the question: a terminal gets the first ones.
+template <typename Name, typename ToText>
+std::string NamesText(const std::vector<Name>& names, std::size_t a_line, const ToText& to_text) {
+  constexpr std::size_t kMostLines = 20;
+  const std::size_t most = isatty(STDOUT_FILENO) == 1 ? kMostLines * a_line : names.size();
+  const std::size_t named = std::min(names.size(), most);
   std::string text;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    text += fmt::format("{}{:#x}{}", i % kKeysALine == 0 ? "      " : " ", keys[i],
-                        i % kKeysALine == kKeysALine - 1 || i + 1 == keys.size() ? "\n" : "");
+  for (std::size_t i = 0; i < named; ++i) {
+    text += (i % a_line == 0 ? "      " : " ") + to_text(names[i]);
+    if (i % a_line == a_line - 1 || i + 1 == named) text += "\n";
+  }
+  if (named < names.size()) {
+    text += fmt::format("      and {} more, which are named in a file or pipe, and with --json\n",
+                        FormatCount(names.size() - named));
   }
   return text;
 }
 
+std::string KeysText(const std::vector<Key>& keys) {
+  return NamesText(keys, 5, [](Key key) { return fmt::format("{:#x}", key); });
+}
+
 std::string HashesText(const std::vector<HashRange>& ranges) {
-  std::string text;
-  for (const HashRange& range : ranges) {
-    text += fmt::format("      {:#018x} to {:#018x}\n", range.first, range.last);
-  }
-  return text;
+  return NamesText(ranges, 1, [](const HashRange& range) {
+    return fmt::format("{:#018x} to {:#018x}", range.first, range.last);
+  });
 }
 
 // By key of rows, by group of blocks of them, which are named by the hashes of their rows' keys.
