@@ -1,5 +1,6 @@
 """Runs the binary as a user does, and reads what a run leaves."""
 import copy
+import errno
 import gzip
 import json
 import math
@@ -67,6 +68,16 @@ class Process:
     def signal(self, number):
         if self.poll() is None:
             os.kill(self.popen.pid, number)
+
+    def open_when_it_reads(self, pipe):
+        """A named pipe's other end, once the process has opened it."""
+        while self.poll() is None:
+            try:
+                return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError as error:
+                assert error.errno == errno.ENXIO
+                time.sleep(0.005)
+        raise AssertionError(f"ended without reading {pipe}:\n{self.outcome.output}")
 
 
 class Terrace:

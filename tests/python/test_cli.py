@@ -1,5 +1,4 @@
 """The command line itself: exit codes, overrides, inspection, the hidden flags of tests, signals."""
-import errno
 import fcntl
 import gzip
 import json
@@ -275,17 +274,6 @@ def test_a_job_may_come_from_a_pipe(terrace, workspace, log):
     assert refused.returncode == 2 and "a job has at most 64.00 MiB" in refused.stderr, refused.stderr
 
 
-def open_when_read(pipe, process):
-    """A pipe's other end, once the process has opened it."""
-    while process.poll() is None:
-        try:
-            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError as error:
-            assert error.errno == errno.ENXIO
-            time.sleep(0.005)
-    raise AssertionError(f"ended without reading it:\n{process.outcome.output}")
-
-
 def test_a_stop_while_a_job_comes_from_a_pipe(terrace, workspace, log):
     """Nobody closes it. The run that is there stays."""
     run = harness.Run(terrace, workspace, jobs.tiny([log]))
@@ -295,7 +283,7 @@ def test_a_stop_while_a_job_comes_from_a_pipe(terrace, workspace, log):
     os.mkfifo(pipe)
     for number in (signal.SIGINT, signal.SIGTERM):
         process = terrace.start("train", pipe, "--overwrite", log=workspace / "log")
-        with open(open_when_read(pipe, process), "w") as writer:
+        with open(process.open_when_it_reads(pipe), "w") as writer:
             writer.write(text)
             writer.flush()
             process.signal(number)
