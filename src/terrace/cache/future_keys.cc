@@ -75,11 +75,10 @@ std::uint64_t FutureKeys::TimeOf(std::uint64_t tick) {
   const std::uint64_t since = tick - stretch.start.load(std::memory_order_relaxed);
   for (; since / unit >= kTimes; unit *= 2) {
     for (std::uint64_t i = 0; i < line_count_; ++i) {
-      constexpr std::uint64_t kHalves = 0x7777'7777'7777'7777, kTimesOfLast = 0xffff'ffff;
-      std::uint64_t& first = lines_[i][newest].times[0];
-      std::uint64_t& last = lines_[i][newest].times[1];
+      constexpr std::uint64_t kHalves = 0x7777'7777'7777'7777;
+      auto& [first, last] = lines_[i][newest].times;
       Store(first, Load(first) >> 1 & kHalves);
-      Store(last, (Load(last) & ~kTimesOfLast) | (Load(last) >> 1 & kHalves & kTimesOfLast));
+      Store(last, (Load(last) & kPassed) | (Load(last) >> 1 & kHalves & ~kPassed));
     }
     stretch.unit.store(2 * unit, std::memory_order_relaxed);
   }

@@ -7,8 +7,9 @@
 // lines of 24 keys: 16 bits of a key's hash, and in which sixteenth of the stretch it is asked for
 // last. So a key takes 2.7 bytes in each stretch that asks for it. A stretch is forgotten as a
 // whole, when all of it is past. A key that does not come may be taken for one that does (in 3 of
-// 10,000 look-ups for each full stretch). One whose line is full is in one of the next two lines.
-// Threads: Add, SetNow, CanAdd and coming one thread at a time; the others any, beside it.
+// 10,000 look-ups for each full stretch). One whose line is full is in one of the next two, or,
+// when they are full too, not known. Threads: Add, SetNow, CanAdd and coming one thread at a time;
+// the others any, beside it.
 #pragma once
 
 #include <algorithm>
@@ -90,11 +91,12 @@ class FutureKeys {
   static constexpr std::uint64_t kTimes = 16;
   struct alignas(64) Line {
     std::array<std::uint64_t, kMarkWords> marks;
-    std::array<std::uint64_t, kTimeWords> times;  // And who went on (PassedBits).
+    std::array<std::uint64_t, kTimeWords> times;  // And, in the upper half of the last, kPassed.
   };
   static_assert(sizeof(Line) == 64);
-  // In the upper half of the last word of times: three bits of each key that found the line full
-  // and went on to the next, so that few others are sought there.
+  // Three bits of each key that found the line full and went on to the next, so that few others are
+  // sought there.
+  static constexpr std::uint64_t kPassed = 0xffff'ffff'0000'0000;
   static std::uint64_t PassedBits(std::uint64_t mark) {
     const auto bit = [mark](int from) { return std::uint64_t{1} << (mark >> from & 31); };
     return (bit(0) | bit(5) | bit(10)) << 32;
